@@ -62,6 +62,10 @@ class Plan:
     sinks: tuple[SinkOfWorld, ...]
     checkpoints: int
     """The number of checkpoints on request, over all attempts, before the one that ends the job."""
+    chains: tuple[str, ...] = (SOURCE,)
+    """The chains, each of which has a subtask in every slot."""
+    overtakes: bool = False
+    """True if barriers overtake rows at once."""
 
 
 # --- steps and effects ---------------------------------------------------------------------------
@@ -231,13 +235,22 @@ class _Coordinators:
 
     def __call__(self, now_s: float) -> CheckpointCoordinator:
         plan, view = self.plan, self.view
-        subtasks = frozenset(SubtaskRef(SOURCE, index) for index in range(plan.slots))
+        sources = frozenset(SubtaskRef(SOURCE, index) for index in range(plan.slots))
+        subtasks = frozenset(
+            SubtaskRef(chain, index) for chain in plan.chains for index in range(plan.slots)
+        )
+        overtakes_after_s = 0.0 if plan.overtakes else None
         whole = [sink.sink_id for sink in plan.sinks if sink.kind == "versions"]
         return self.variant.coordinator(
-            CheckpointSettings(None, timeout_s=TIMEOUT_S, tolerable_failures=9),
+            CheckpointSettings(
+                None,
+                timeout_s=TIMEOUT_S,
+                tolerable_failures=9,
+                overtakes_after_s=overtakes_after_s,
+            ),
             attempt=view.attempt,
             subtasks=subtasks,
-            sources=subtasks,
+            sources=sources,
             parallelism=plan.slots,
             max_parallelism=plan.slots,
             retained=view.completed[-1:],
@@ -269,6 +282,8 @@ class DriverProcess:
         """The attempt whose slots were begun last."""
         self.appending: CompletedCheckpoint | None = None
         self.targets_agree = self.is_swept = self.is_done = False
+        self.swept_at_end = False
+        """True once a sweep that failed is tried again at the end of the job."""
         self.failure: BaseException | None = None
         self._effects: list[DriverEffect] = []
 
@@ -422,7 +437,11 @@ class DriverProcess:
         if self.phase == "attempt":
             self._carry_out(self.loop.tick(self.now_s))
         if self.phase == "closing" and not self.threads:
-            if self.is_done:
+            if self.is_done and not self.is_swept and not self.swept_at_end and self.variant.sweep:
+                # Mirrors `CheckpointsCleaner.clean_at_end`.
+                self.swept_at_end = True
+                self._go_on("sinks", Thread(sweep, (self.plan, self.view)).run())
+            elif self.is_done:
                 self.phase = "finished"
                 self._effects.append(Finished(AttemptId(self.attempt)))
             elif self.failure is not None:
@@ -477,7 +496,12 @@ class DriverProcess:
         restored = self.view.completed[-1]
         operator = messages.RestoredOperator(SOURCE, lists={SPLITS: positions_of(restored)})
         deploy = messages.Deploy(
-            (), restored.checkpoint, self.view.next_checkpoint, (operator,), (), b""
+            (),
+            restored.checkpoint,
+            self.view.next_checkpoint,
+            (operator,),
+            restored.in_flight("sink"),
+            b"",
         )
         self.whole = {
             sink.sink_id: self.variant.global_queue(
@@ -532,6 +556,9 @@ class DriverProcess:
     def _recovered(self, end: Ended) -> None:
         if isinstance(end.error, errors.PreparedTransactionLost):
             self._note("finds a decided transaction lost")
+        if self.is_done:
+            self.is_swept = self.is_swept and end.error is None
+            return
         if self.phase != "attempt" or self.loop is None:
             return
         if self.is_swept:

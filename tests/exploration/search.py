@@ -11,7 +11,8 @@ from typing import Final
 
 from tests.exploration.driver import DriverProcess
 from tests.exploration.servers import Target, Violation
-from tests.exploration.system import BROKEN, DOWN, GONE, State, System
+from tests.exploration.state import DOWN, GONE, State
+from tests.exploration.system import BROKEN, System
 
 CODES_CHECKED: Final = 300
 """The number of steps that are taken again, by processes with the same code, after a search."""
@@ -35,6 +36,7 @@ class Verdict:
     states: int
     depth: int
     seconds: float
+    """Seconds of processor time."""
     is_complete: bool
     """False if a limit has cut the search off."""
     violation: str = ""
@@ -47,14 +49,14 @@ def search(
     system: System, limits: Limits = UNLIMITED, tell: Callable[[int, int], None] | None = None
 ) -> Verdict:
     """Visit every state; stop at the first violation."""
-    began = time.monotonic()
+    began, began_cpu_s = time.monotonic(), time.process_time()
     first = system.initial()
     parents: dict[State, State | None] = {first: None}
     level, depth, ends = [first], 0, set[tuple[Target, ...]]()
 
     def judge(violation: str = "", *path: State, is_complete: bool = True) -> Verdict:
         trace = tell_trace(system, _path_to(parents, path[0])) if path else ()
-        seconds = time.monotonic() - began
+        seconds = time.process_time() - began_cpu_s
         return Verdict(len(parents), depth, seconds, is_complete, violation, trace, frozenset(ends))
 
     while level:

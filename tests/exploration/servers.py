@@ -127,9 +127,12 @@ def _check_decision(
 ) -> None:
     if record.attempt != log.newest_attempt:
         raise Violation("an older attempt decides")
+    before = len(positions(log.decisions[0])) if log.decisions else len(positions(data))
+    if len(positions(data)) != before:
+        raise Violation("a decision lacks the position of a split")
     for target in targets:
         listed = [c.transaction for c in committables_of(record.completed)]
-        counts = list(target.visible)
+        counts = _count_in_flight(target, data)
         for transaction in listed:
             for row in target.rows_of(transaction) or ():
                 counts[row] += transaction not in target.proofs
@@ -146,6 +149,17 @@ def _check_decision(
                     raise Violation(
                         "a decision doubles a row: it is after the barrier, or listed twice"
                     )
+
+
+def _count_in_flight(target: Target, data: bytes) -> list[int]:
+    """Return how often each row is visible, or in flight in the decision `data`."""
+    record = decode(data)
+    assert isinstance(record, CheckpointDecided)
+    counts = list(target.visible)
+    for part in record.completed.in_flight("sink"):
+        for number in part.handle.inline.decode().split(","):
+            counts[int(number)] += 1
+    return counts
 
 
 def _has_decided(log: Log, attempt: AttemptId) -> bool:
@@ -273,10 +287,11 @@ def check_restored(log: Log, targets: tuple[Target, ...]) -> None:
     """Check that the targets are as the job was at its last decision, where its slots begin."""
     data = log.decisions[-1]
     for target in targets:
-        per_split = len(target.visible) // len(positions(data))
+        counts = _count_in_flight(target, data)
+        per_split = len(counts) // len(positions(data))
         for split, position in positions(data):
             for row in range(per_split):
-                count = target.visible[split * per_split + row]
+                count = counts[split * per_split + row]
                 if count < (row < position):
                     raise Violation(
                         "something decided is lost: a slot starts behind a row that is not visible"

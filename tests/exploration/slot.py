@@ -103,6 +103,11 @@ def commit_one(asked: calls.Calls, kind: str, committable: Committable) -> Commi
     return committer.commit(committable)
 
 
+def roll_back(asked: calls.Calls, transaction: TransactionId) -> None:
+    """Roll back a transaction, as no slot of production does at an abort."""
+    asked.ask(calls.RollBack(transaction))
+
+
 def pre_commit(
     asked: calls.Calls, attempt: AttemptId, transactions: tuple[tuple[TransactionId, Any], ...]
 ) -> tuple[Committable, ...]:
@@ -160,10 +165,11 @@ class SlotProcess:
         self.attempt, self.index, self.rows = attempt, index, rows
         self.variant = variant
         self.ref = SubtaskRef(SOURCE, index)
+        self.refs: tuple[SubtaskRef, ...] = (self.ref,)
         self.loop = variant.slot_loop(NEVER_S, NEVER_S, 0.0)
         self.barriers = variant.source_barriers()
         self.sinks = [_SinkState(sink, variant) for sink in sinks]
-        self.position = 0
+        self.position: int = 0
         self.runs = self.reads = False
         self.has_reported_end = False
         self.has_failed = self.is_closing = self.is_over = False
@@ -221,10 +227,8 @@ class SlotProcess:
 
     def _carry_out(self, decision: SlotDecision) -> None:
         match decision:
-            case messages.Deploy(operators=operators):
-                elements = operators[0].lists[SPLITS]
-                positions = dict(map(parse_position, elements))
-                self.position = positions[self.index]
+            case messages.Deploy():
+                self._restore(decision)
                 self._tell(loops.RestoreEnded())
             case loops.StartSubtasks():
                 self.runs = self.reads = True
@@ -262,6 +266,15 @@ class SlotProcess:
             case _:
                 raise AssertionError(f"a slot of the explorer does not know {decision}")
 
+    def _restore(self, deploy: messages.Deploy) -> None:
+        positions = dict(map(parse_position, deploy.operators[0].lists[SPLITS]))
+        self.position = positions[self.index]
+
+    def _abort(self, mail: NotifyAbort) -> None:
+        self.barriers.on_abort(mail.checkpoint)
+        if self.variant.roll_back_on_abort:
+            self._roll_back(mail.checkpoint)
+
     def _read_mail(self) -> None:
         if "task" in self.threads:
             return
@@ -269,8 +282,8 @@ class SlotProcess:
             match mail:
                 case messages.Complete(checkpoint):
                     self.heard = max(self.heard, checkpoint)
-                case NotifyAbort(checkpoint):
-                    self.barriers.on_abort(checkpoint)
+                case NotifyAbort():
+                    self._abort(mail)
         self.mail.clear()
 
     def _close_if_idle(self) -> None:
@@ -350,6 +363,12 @@ class SlotProcess:
         snapshot = SubtaskSnapshot(self.ref, tuple(operators))
         self._tell(messages.Acked(barrier.checkpoint, snapshot))
 
+    def _roll_back(self, checkpoint: CheckpointId) -> None:
+        for state in self.sinks:
+            for waiting in state.pending_through(checkpoint):
+                name = f"abort {waiting.transaction}"
+                self._go_on(name, Thread(roll_back, (waiting.transaction,)).run())
+
     # --- commits ---------------------------------------------------------------------------------
 
     def _commit_next(self, state: _SinkState) -> None:
@@ -386,13 +405,14 @@ class SlotProcess:
         confirmed = min([self.heard, *through])
         if confirmed > self.reported:
             self.reported = confirmed
-            self._send(messages.CommittedThrough(self.ref, confirmed))
+            for ref in self.refs:
+                self._send(messages.CommittedThrough(ref, confirmed))
 
     def _go_on(self, name: str, thread: Thread | Ended) -> None:
         if isinstance(thread, Thread):
             self.threads[name] = thread
             return
-        if self.is_over:
+        if self.is_over or name.startswith("abort "):
             return
         if name == "task":
             if thread.error is not None:

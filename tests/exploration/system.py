@@ -12,92 +12,43 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from itertools import takewhile
+from typing import Any, TypeAlias
 
-from tests.exploration import calls, driver, servers, slot
+from tests.exploration import calls, driver, exchange, servers, slot
 from tests.exploration.canonical import Codes, copy_of
 from tests.exploration.describe import describe
 from tests.exploration.driver import DriverProcess, Plan
 from tests.exploration.ports import NoReply
 from tests.exploration.servers import Log, Target, Violation
 from tests.exploration.slot import SlotProcess
+from tests.exploration.state import (
+    DOWN,
+    GONE,
+    DriverState,
+    Reply,
+    SlotState,
+    State,
+    Step,
+    View,
+    with_driver,
+    with_slot,
+    without_gone,
+)
 from tests.exploration.worlds import World
 from tests.simulation.variant import Variant
 
 from onceflow.core.errors import InvariantViolation, OnceflowError, SinkError, StorageError
 from onceflow.core.protocol import messages
+from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.log.rules import CheckpointDecided
 from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.loops.slot import DriverLost
 from onceflow.core.storage.filesystems.filesystem import CreationUnknown
 
-DOWN = GONE = -1
-"""In place of the code of a process that does not exist."""
-
-
-class DriverState(NamedTuple):
-    """A driver: the code of its process, and how often it was started."""
-
-    process: int = DOWN
-    starts: int = 0
-
-
-class SlotState(NamedTuple):
-    """A slot: the code of its process, its streams, and the driver that it talks to."""
-
-    attempt: int
-    number: int
-    driver: int
-    """-1 if its driver is dead."""
-    process: int
-    inbox: tuple[int, ...] = ()
-    outbox: tuple[int, ...] = ()
-
-
-class State(NamedTuple):
-    """A state of the world. `log` and `targets` are codes."""
-
-    drivers: tuple[DriverState, ...]
-    slots: tuple[SlotState, ...]
-    log: int
-    targets: tuple[int, ...]
-    faults: int
-    """The number of faults that may still happen."""
-    is_finished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that a state allows."""
-
-    text: str
-    move: Callable[[], State]
-    """Returns the state after the step; raises if the step breaks a law."""
-    is_fault: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A way in which a server acts on a request."""
-
-    text: str
-    move: Callable[[], tuple[State, int]]
-    """Returns the state after it, and the code of the answer."""
-    is_fault: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the explorer knows of a process."""
-
-    value: Any
-    choices: tuple[int, ...]
-    """The codes of the steps that the process may take by itself."""
-    requests: tuple[tuple[str, int, Any], ...]
-    """Each request with its thread and its code."""
-
-
+CLAIMS_MAX = 3
+"""The claims without a decision in between from which on no claim is overtaken."""
 Effects: TypeAlias = tuple[Any, ...]
 BROKEN = (Violation, InvariantViolation, AssertionError, ValueError, OnceflowError)
 """The errors by which a step breaks a law, or production notices that it is broken."""
@@ -117,13 +68,17 @@ class System:
 
     def __init__(self, world: World, variant: Variant) -> None:
         self.world, self.variant = world, variant
-        self.plan = Plan(world.slots, world.rows, world.sinks, world.checkpoints)
+        chains = (slot.SOURCE, exchange.SINK) if world.has_exchange else (slot.SOURCE,)
+        self.plan = Plan(
+            world.slots, world.rows, world.sinks, world.checkpoints, chains, world.overtakes
+        )
         self.codes = Codes()
         self.tells = False
         """True if steps have texts."""
         self._moves: dict[tuple[int, int], tuple[int, Effects]] = {}
         self._views: dict[int, View] = {}
         self._events: dict[Any, int] = {}
+        self._deliveries: dict[tuple[int, int], int] = {}
         self._asked: dict[tuple[int, int, int], tuple[int, int]] = {}
         self._sinks = {sink.sink_id: number for number, sink in enumerate(world.sinks)}
         self._lost_driver = self.codes.code(DriverLost("its process has died"))
@@ -206,7 +161,15 @@ class System:
     def _local_steps(self, state: State) -> Sequence[Step] | None:
         """Return steps that may be taken before all others, or None."""
         for index, one in enumerate(state.slots):
-            if one.process != GONE and one.inbox and not self.look(one.process).requests:
+            channel = next((c for c, elements in enumerate(one.channels) if elements), None)
+            if self.world.overtakes and channel is not None and self.look(one.process).value.runs:
+                return (self._deliver(state, index, channel),)
+            if one.process == GONE or not one.inbox:
+                continue
+            if self.world.has_exchange:
+                if (receive := self._independent_receive(state, index)) is not None:
+                    return (receive,)
+            elif not self.look(one.process).requests:
                 return self._first_receive(state, index)
         for index, one in enumerate(state.slots):
             if one.outbox and (step := self._quiet_hear(state, index)) is not None:
@@ -231,12 +194,21 @@ class System:
         before the step leads to the same state as its death after it.
         """
         one = state.slots[index]
-        if not self.look(one.process).choices:
+        if not self.look(one.process).choices and not any(one.channels):
             receive = self._receive(state, index)
             process, effects = self.advance(one.process, self._event(slot.Receive, one.inbox[0]))
             if not effects and process != one.process:
                 return (receive,)
         return self._slot_steps(state, index)
+
+    def _independent_receive(self, state: State, index: int) -> Step | None:
+        """Return the step in which a slot with an exchange receives a barrier, if it is next.
+
+        The barrier is held until the source emits it, which is a step of its own. So the step
+        depends on no other one, and nothing is sent.
+        """
+        message = self.codes.value(state.slots[index].inbox[0])
+        return self._receive(state, index) if isinstance(message, Barrier) else None
 
     def _quiet_hear(self, state: State, index: int) -> Step | None:
         """Return the step in which a driver hears a message that only counts, if it is one.
@@ -339,6 +311,10 @@ class System:
         for choice in view.choices:
             text = f"{name} {self._describe(choice)}"
             found.append(Step(text, lambda c=choice: self._move_slot(state, index, c)))  # type: ignore[misc]
+        if view.value.runs:
+            for channel, elements in enumerate(one.channels):
+                if elements:
+                    found.append(self._deliver(state, index, channel))
         for thread, code, request in view.requests:
             for reply in self._answers(state, code, request):
                 found.append(self._answer_slot(state, index, thread, reply))  # noqa: PERF401
@@ -351,6 +327,20 @@ class System:
         text = f"slot {one.number} of attempt {one.attempt} receives {self._describe(one.inbox[0])}"
         event = self._event(slot.Receive, one.inbox[0])
         return Step(text, lambda: self._move_slot(state, index, event, takes=1))
+
+    def _deliver(self, state: State, index: int, channel: int) -> Step:
+        one = state.slots[index]
+        element = one.channels[channel][0]
+        event = self._deliveries.setdefault(
+            (channel, element),
+            self.codes.code(exchange.Deliver(channel, self.codes.value(element))),
+        )
+        channels = list(one.channels)
+        channels[channel] = channels[channel][1:]
+        taken = with_slot(state, index, one._replace(channels=tuple(channels)))
+        text = f"sink {one.number} of attempt {one.attempt} gets {self._describe(element)}"
+        text += f" of source {channel}"
+        return Step(text, lambda: self._move_slot(taken, index, event))
 
     def _answer_slot(self, state: State, index: int, thread: str, reply: Reply) -> Step:
         one = state.slots[index]
@@ -366,14 +356,33 @@ class System:
         one = state.slots[index]
         process, effects = self.advance(one.process, event)
         outbox, inbox = one.outbox, one.inbox[takes:]
+        sent: list[exchange.SendElement] = []
         for effect in effects:
             if isinstance(effect, slot.Leave):
                 process, inbox = GONE, ()
                 outbox = (*outbox, self._gone(one, effect.reason))
+            elif isinstance(effect, exchange.SendElement):
+                sent.append(effect)
             else:
                 outbox = (*outbox, self._fact(one, effect.message))
         outbox = outbox if one.driver >= 0 else ()
-        return _with_slot(state, index, one._replace(process=process, inbox=inbox, outbox=outbox))
+        moved = one._replace(process=process, inbox=inbox, outbox=outbox)
+        if process == GONE:
+            moved = moved._replace(channels=())
+        slots = list(state.slots)
+        slots[index] = moved
+        for effect in sent:
+            self._put(slots, one, effect)
+        return without_gone(state._replace(slots=tuple(slots)))
+
+    def _put(self, slots: list[SlotState], sender: SlotState, sent: exchange.SendElement) -> None:
+        """Add an element to the channel from `sender`; it is lost if the receiver is gone."""
+        code = self.codes.code(sent.element)
+        for index, one in enumerate(slots):
+            if (one.attempt, one.number) == (sender.attempt, sent.slot) and one.process != GONE:
+                channels = list(one.channels)
+                channels[sender.number] = (*channels[sender.number], code)
+                slots[index] = one._replace(channels=tuple(channels))
 
     def _fact(self, one: SlotState, message: messages.SlotMessage) -> int:
         attempt = AttemptId(one.attempt)
@@ -385,8 +394,8 @@ class System:
     def _end_slot(self, state: State, index: int) -> State:
         one = state.slots[index]
         outbox = (*one.outbox, self._gone(one, "killed")) if one.driver >= 0 else ()
-        ended = one._replace(process=GONE, inbox=(), outbox=outbox)
-        return _with_slot(state, index, ended)._replace(faults=state.faults - 1)
+        ended = one._replace(process=GONE, inbox=(), outbox=outbox, channels=())
+        return with_slot(state, index, ended)._replace(faults=state.faults - 1)
 
     # --- drivers ---------------------------------------------------------------------------------
 
@@ -428,7 +437,7 @@ class System:
     def _start_driver(self, state: State, number: int) -> State:
         starts = state.drivers[number].starts
         process = self.codes.code(DriverProcess(self.plan, f"d{number}.{starts}", self.variant))
-        state = _with_driver(state, number, DriverState(process, starts + 1))
+        state = with_driver(state, number, DriverState(process, starts + 1))
         return self._move_driver(state, number, self._event(driver.Start))
 
     def _hear(self, state: State, index: int) -> Step:
@@ -441,7 +450,7 @@ class System:
             fact = attempt_facts.SlotMessageReceived(attempt, fact.slot, fact.message)
             code = self.codes.code(fact)
         event = self._event(driver.Hear, code)
-        heard = _with_slot(state, index, one._replace(outbox=one.outbox[1:]))
+        heard = with_slot(state, index, one._replace(outbox=one.outbox[1:]))
         who = f"slot {one.number} of attempt {one.attempt}"
         text = f"driver {number} hears of {who}: {self._describe(code)}"
         return Step(text, lambda: self._move_driver(heard, number, event))
@@ -449,22 +458,28 @@ class System:
     def _move_driver(self, state: State, number: int, event: int) -> State:
         one = state.drivers[number]
         process, effects = self.advance(one.process, event)
-        while (read := self._find_read(process, event)) is not None:
+        while (read := self._find_read(state, process, event)) is not None:
             event = self._event(slot.Answer, *self._read(state, *read))
             process, more = self.advance(process, event)
             effects = (*effects, *more)
-        state = _with_driver(state, number, one._replace(process=process))
+        state = with_driver(state, number, one._replace(process=process))
         for effect in effects:
             state = self._apply(state, number, effect)
         return state
 
-    def _find_read(self, process: int, event: int) -> tuple[str, calls.LogRequest] | None:
+    def _find_read(
+        self, state: State, process: int, event: int
+    ) -> tuple[str, calls.LogRequest] | None:
         """Return a request to the log that is answered in the step that makes it.
 
         A record never changes, so it is read at once. A driver that starts has not been noticed
         yet: if the log changes before its first list, it might as well have started later. The log
         is listed twice to read it, and a reader whose second list differs begins anew. So it might
         as well have begun later, too.
+
+        Two drivers may overtake each other's claims for ever, or until both give up after many
+        tries. This is bounded: after `CLAIMS_MAX` claims in a row, a claim and the list after it
+        are one step.
         """
         after = self.codes.value(event)
         starts = isinstance(after, driver.Start)
@@ -473,10 +488,21 @@ class System:
             if isinstance(request, calls.ReadRecord):
                 return thread, request
             # Without the rule, the first list of `put` could not be told from that of `read`.
+            claimed = thread == "claim" and self._claims_in_a_row(state.log) >= CLAIMS_MAX
+            if claimed and isinstance(request, calls.ListRecords):
+                return thread, request
             again = starts or (listed and after.thread == thread and thread == "claim")
             if self.world.reduces and again and isinstance(request, calls.ListRecords):
                 return thread, request
         return None
+
+    def _claims_in_a_row(self, log: int) -> int:
+        records: Log = self.codes.value(log)
+        claims = takewhile(
+            lambda data: not isinstance(servers.decode(data), CheckpointDecided),
+            reversed(records.records),
+        )
+        return sum(1 for _ in claims)
 
     def _read(self, state: State, thread: str, request: calls.LogRequest) -> tuple[str, int]:
         log: Log = self.codes.value(state.log)
@@ -494,8 +520,15 @@ class System:
                 log: Log = self.codes.value(state.log)
                 if log.newest_attempt == attempt:
                     servers.check_restored(log, self._targets(state))
+                channels = ((),) * (self.world.slots if self.world.has_exchange else 0)
                 begun = tuple(
-                    SlotState(attempt, index, number, self.codes.code(self._slot(attempt, index)))
+                    SlotState(
+                        attempt,
+                        index,
+                        number,
+                        self.codes.code(self._slot(attempt, index)),
+                        channels=channels,
+                    )
                     for index in range(self.world.slots)
                 )
                 return self._send(state._replace(slots=(*state.slots, *begun)), number, message)
@@ -510,6 +543,17 @@ class System:
                 return state
 
     def _slot(self, attempt: AttemptId, index: int) -> SlotProcess:
+        world = self.world
+        if world.has_exchange:
+            return exchange.ExchangeSlot(
+                attempt,
+                index,
+                world.rows,
+                world.sinks,
+                self.variant,
+                world.slots,
+                overtakes=world.overtakes,
+            )
         return SlotProcess(attempt, index, self.world.rows, self.world.sinks, self.variant)
 
     def _targets(self, state: State) -> tuple[Target, ...]:
@@ -536,7 +580,7 @@ class System:
             for s in state.slots
         )
         starts = state.drivers[number].starts
-        state = _with_driver(state, number, DriverState(DOWN, starts))
+        state = with_driver(state, number, DriverState(DOWN, starts))
         return state._replace(slots=tuple(s for s in slots if s.process != GONE))
 
     # --- servers ---------------------------------------------------------------------------------
@@ -619,15 +663,3 @@ class System:
     def _with_servers(self, state: State, log: Log, targets: Sequence[Target]) -> State:
         code = self.codes.code
         return state._replace(log=code(log), targets=tuple(map(code, targets)))
-
-
-def _with_slot(state: State, index: int, one: SlotState) -> State:
-    """Return `state` with another slot; one that is gone and has said all is dropped."""
-    changed = (one,) if one.process != GONE or one.outbox else ()
-    slots = (*state.slots[:index], *changed, *state.slots[index + 1 :])
-    return state._replace(slots=slots)
-
-
-def _with_driver(state: State, number: int, one: DriverState) -> State:
-    drivers = (*state.drivers[:number], one, *state.drivers[number + 1 :])
-    return state._replace(drivers=drivers)

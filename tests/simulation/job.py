@@ -545,6 +545,9 @@ class Attempt:
         yield 1.0
         while self._cleaner.busy:
             yield 0.05
+        self._cleaner.clean_at_end(self._last())
+        while self._cleaner.busy:
+            yield 0.05
         if self.number < self.world.claimed:
             raise errors.Fenced("a newer attempt goes on with the job")
         self.tell(attempt_facts.SlotsEnded(self.number, errors.SlotLost("all have returned")))

@@ -234,6 +234,13 @@ class CheckpointsCleaner:
             self._sweeping = True
             self._do(lambda: self._sweep(newest))
 
+    def clean_at_end(self, newest: CompletedCheckpoint) -> None:
+        """Try once more what failed: no other checkpoint follows."""
+        if self._left_by_older:
+            self._do(lambda: self._sweep(newest))
+        if self._undeleted:
+            self.discard(())
+
     def _do(self, work: Callable[[], Steps[None]]) -> None:
         self._asked.append(work)
         if not self.busy:

@@ -114,6 +114,7 @@ class Attempt:
         while True:
             self._carry_out(self._loop.tick(time.monotonic()))
             if self._is_finished is not None:
+                self._cleaner.clean_at_end(self._loop.completed[-1])
                 # Finish the deletions here: `close` alone would drop them, and the next start of
                 # the job would have to search for those files.
                 self._background.finish(self._plan.settings.cancel_timeout_s)

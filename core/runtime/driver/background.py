@@ -113,6 +113,15 @@ class CheckpointsCleaner:
             self._sweeping = True
             self._background.submit(lambda: self._sweep(newest))
 
+    def clean_at_end(self, newest: CompletedCheckpoint) -> None:
+        """Try once more what failed: `newest` is the last checkpoint, and no other one follows.
+
+        A transaction that an older attempt left prepared would otherwise stay so for ever: a job
+        that is finished is not started again.
+        """
+        self._background.submit(lambda: self._sweep(newest))
+        self.discard(())
+
     def _sweep(self, newest: CompletedCheckpoint) -> None:
         self._left_by_older = [
             sweep for sweep in self._left_by_older if not self._try(partial(sweep, newest))

@@ -9,6 +9,7 @@ from typing import cast
 from tests.unit.runtime.storage_faults import mounted, remount
 from tests.unit.storage.storage_samples import decision
 
+from onceflow.core.errors import SinkError
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, StateHandle
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId
 from onceflow.core.runtime.driver.attempt_context import AttemptContext
@@ -66,6 +67,37 @@ def test_a_file_of_the_restored_checkpoint_outlives_the_sweep_of_an_attempt(tmp_
     assert (files / shared.path).exists()
     assert not (files / stray.path).exists()
     cleaner.discard((shared,))
+    assert background.end(lambda: None, 10.0)
+
+
+def test_a_sweep_that_failed_at_the_last_checkpoint_is_tried_again_at_the_end(
+    tmp_path: Path,
+) -> None:
+    """No later checkpoint would try it, and no later start, as the job is finished."""
+    storage = FileSystemStorage(str(tmp_path / "checkpoints")).open("ledger")
+    log = storage.log.claim("test")
+    done = decision(1, log.attempt)
+    log.append(decision(0, log.attempt))
+    log.append(done)
+    sweeps: list[CompletedCheckpoint] = []
+
+    def sweep(newest: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
+        sweeps.append(newest)
+        if len(sweeps) == 1:
+            raise SinkError("the target does not list what is in doubt")
+        return ()
+
+    plan = SimpleNamespace(job="ledger", attempt=log.attempt)
+    context = SimpleNamespace(
+        storage=storage, log=log, plan=plan, recovery=SimpleNamespace(sweep=sweep), publish=_ignore
+    )
+    background = Background("clean-up")
+    cleaner = CheckpointsCleaner(cast("AttemptContext", context), background)
+    cleaner.clean_after(done.checkpoint, done.checkpoint, done)
+    cleaner.clean_at_end(done)
+    cleaner.clean_at_end(done)
+    assert background.finish(10.0)
+    assert sweeps == [done, done]
     assert background.end(lambda: None, 10.0)
 
 
