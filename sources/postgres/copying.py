@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copy_rows
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresSession
-from onceflow.clients.postgres.replication import parse_lsn
+from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.core.errors import BadRecord, SourceUnavailable
 from onceflow.sources.postgres.copy_alone import require_same_snapshot
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
@@ -75,14 +75,12 @@ _SNAPSHOT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_current_wal_insert_lsn()::text,
            pg_catalog.pg_current_wal_flush_lsn() < pg_catalog.pg_current_wal_insert_lsn()
 """
-# A commit is flushed only if its transaction has written to the WAL. The message changes no row.
-# Only readers that ask for messages get it.
-_FLUSH = """
-    BEGIN;
-    SET LOCAL synchronous_commit = local;
-    SELECT pg_catalog.pg_logical_emit_message(true, 'onceflow', '');
-    COMMIT
-"""
+# The message changes no row, and takes no transaction id, which would change later snapshots. Only
+# readers that ask for messages get it.
+_MESSAGE = "SELECT pg_catalog.pg_logical_emit_message(false, 'onceflow', ''{flush})"
+_FLUSHED = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
+_FLUSH_VERSION_MIN = 170000
+"""PostgreSQL 17, the first that flushes a message at once. Others do it in a few seconds."""
 _EXPORT = """
     SELECT pg_catalog.pg_current_snapshot()::text, pg_catalog.pg_export_snapshot()
 """
@@ -291,13 +289,33 @@ class CopyThreads:
             session.execute(_BEGIN.format(first="", tables=tables, text_settings=SET_TEXT_FORM))
         ((snapshot, lsn, is_ahead_of_disk),) = session.query(_SNAPSHOT)
         if is_ahead_of_disk:
-            # With synchronous_commit off, a crash of the server would undo rows that are visible.
-            with connect(self._settings.endpoint, self._name) as other:
-                other.execute(_FLUSH)
+            self._flush(parse_lsn(lsn))
         self._require_columns(session, copy.table)
         self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
         if self._settings.follows:
             session.commit()
+
+    def _flush(self, lsn: int) -> None:
+        """Wait until the server has its WAL before `lsn` on its disk.
+
+        With synchronous_commit off, a crash of the server would undo rows that are visible.
+
+        Raises:
+            SourceUnavailable: The server has not done so within `silence_max_s`.
+        """
+        deadline = time.monotonic() + self._settings.silence_max_s
+        with connect(self._settings.endpoint, self._name) as session:
+            can_flush = session.server_version >= _FLUSH_VERSION_MIN
+            session.query(_MESSAGE.format(flush=", true" if can_flush else ""))
+            while not self._closed.is_set():
+                ((flushed,),) = session.query(_FLUSHED)
+                if parse_lsn(flushed) >= lsn:
+                    return
+                if time.monotonic() > deadline:
+                    raise SourceUnavailable(
+                        f"the server has not written its WAL before {format_lsn(lsn)} to its disk"
+                    )
+                time.sleep(_WAIT_S)
 
     def _require_columns(self, session: PostgresSession, table: SourceTable) -> None:
         """Raise BadRecord if the locked table has other columns than the described one."""
