@@ -136,13 +136,21 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The effect that the driver ends with an error that no restart is for."""
+
+    attempt: AttemptId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """The effect that the trace says something."""
 
     text: str
 
 
-DriverEffect: TypeAlias = SendAll | Deployed | AttemptOver | Finished | Fenced | Note
+DriverEffect: TypeAlias = SendAll | Deployed | AttemptOver | Finished | Fenced | GaveUp | Note
 
 # --- procedures ----------------------------------------------------------------------------------
 
@@ -386,7 +394,11 @@ class DriverProcess:
     def _restart(self) -> None:
         error, self.failure = self.failure, None
         if getattr(error, "retry", "") == "never":
-            raise errors.InvariantViolation(f"the job fails for good: {error}")
+            # A driver that has lost the job may give up for any reason; `check_owned` names it if
+            # the log can be read.
+            self.phase = "over"
+            self._effects.append(GaveUp(AttemptId(self.attempt), str(error)))
+            return
         self._note(f"begins again, after {type(error).__name__}")
         self._begin()
 

@@ -539,6 +539,10 @@ class System:
                 if log.newest_attempt == attempt:
                     servers.check_finished(self._targets(state))
                 return state._replace(is_finished=True)
+            case driver.GaveUp(attempt, reason):
+                if self.codes.value(state.log).newest_attempt == attempt:
+                    raise Violation(f"the job fails for good: {reason}")
+                return state
             case driver.Fenced() | driver.Note():
                 return state
 

@@ -74,4 +74,12 @@ WORLDS: Final = (
         faults=0,
         has_exchange=True,
     ),
+    World(
+        "overtaking",
+        "two sources that send rows to two sinks; barriers that overtake rows, two checkpoints",
+        slots=2,
+        faults=0,
+        has_exchange=True,
+        overtakes=True,
+    ),
 )
