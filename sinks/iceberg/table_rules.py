@@ -7,6 +7,7 @@ field ids, so a column may get another name, a wider type or another position.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import pyarrow as pa
 from pyiceberg.exceptions import ResolveError
@@ -119,7 +120,9 @@ def refuse_uuids(table: str, schema: Schema, spec: PartitionSpec, key: Sequence[
                 " another table"
             )
     for partition in spec.fields:
-        if partition.source_id in uuids and isinstance(partition.transform, IdentityTransform):
+        if partition.source_id in uuids and isinstance(
+            cast("Any", partition).transform, IdentityTransform
+        ):
             raise ConfigError(
                 f"{table}, column {uuids[partition.source_id]!r}: it has the type uuid and"
                 f" partitions the table by its value ({partition.name}), by which pyiceberg does"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.file_sink_kit import FileJob, rows, seen_ids
 from tests.integration.sink_kit import SCHEMA
-from tests.support.power_cuts import CutFailed, Record, cut_at_each_moment
+from tests.support.power_cuts import CutFailed, Record, cut_at_each_moment, do_nothing
 
 from onceflow.core.protocol.committables import AlreadyCommitted, Committable, Committed
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
@@ -106,6 +106,6 @@ def test_names_that_are_not_synced_break_a_promise(
     if unsynced == "names":
         monkeypatch.setattr(Record, "sync", _sync_no_names)
     else:
-        monkeypatch.setattr(LocalFileSystem, "make_names_durable", lambda *_: None)
+        monkeypatch.setattr(LocalFileSystem, "make_names_durable", do_nothing)
     with pytest.raises(CutFailed):
         cut_at_each_moment(tmp_path, run_job, check_rows)

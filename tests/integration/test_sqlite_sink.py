@@ -271,7 +271,10 @@ def test_rows_come_after_the_rows_of_other_tables_to_which_they_refer(tmp_path: 
     job.query(
         "CREATE TABLE children (id INTEGER PRIMARY KEY, parent INTEGER REFERENCES parents (id))"
     )
-    rows = [{"id": 1, "parent": None, "to": "parents"}, {"id": 2, "parent": 1, "to": "children"}]
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "parent": None, "to": "parents"},
+        {"id": 2, "parent": 1, "to": "children"},
+    ]
     job.open().write(1, rows)
     assert job.query("SELECT * FROM children") == [(2, 1)]
 

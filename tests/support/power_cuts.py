@@ -37,8 +37,8 @@ class File:
 class Directory:
     """A directory, with the names that a program sees, and those that are on the disk."""
 
-    names: dict[str, Node] = field(default_factory=dict)
-    durable: dict[str, Node] = field(default_factory=dict)
+    names: dict[str, Node] = field(default_factory=dict[str, "Node"])
+    durable: dict[str, Node] = field(default_factory=dict[str, "Node"])
 
 
 Node: TypeAlias = File | Directory
@@ -266,6 +266,10 @@ def cut_at_each_moment(
             except Exception as error:
                 raise CutFailed(f"after {crash.after}, without {crash.lost}") from error
     return count
+
+
+def do_nothing(*_: object) -> None:
+    """Stand in for a sync that is left out."""
 
 
 @contextmanager

@@ -343,7 +343,7 @@ class Numbers(LookupSource):
 
 @pytest.fixture
 def numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOOKUPS._registered, "numbers", LookupConnector(lookup=Numbers))
+    monkeypatch.setattr(LOOKUPS, "_registered", {"numbers": LookupConnector(lookup=Numbers)})
 
 
 @pytest.mark.usefixtures("numbers")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.support.power_cuts import CutFailed, Record, cut_at_each_moment
+from tests.support.power_cuts import CutFailed, Record, cut_at_each_moment, do_nothing
 from tests.unit.storage.storage_samples import decision
 
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
@@ -131,15 +131,16 @@ def _sync_names_alone(disk: Record, call: str, path: str, sync: Any = Record.syn
         sync(disk, call, path)
 
 
+def _make_directory(full: str, *_: object) -> None:
+    Path(full).mkdir(parents=True, exist_ok=True)
+
+
 MISTAKES: dict[str, tuple[object, str, object]] = {
     "bytes of files": (Record, "sync", _sync_names_alone),
-    "names of state files": (local, "_sync_name", lambda _: None),
-    "names of records": (local.LocalFileSystem, "_sync_published", lambda *_: None),
-    "adopted files": (local, "sync_file", lambda _: None),
-    "new directories": (
-        *(local, "make_durable_directory"),
-        lambda full, *_: Path(full).mkdir(parents=True, exist_ok=True),
-    ),
+    "names of state files": (local, "_sync_name", do_nothing),
+    "names of records": (local.LocalFileSystem, "_sync_published", do_nothing),
+    "adopted files": (local, "sync_file", do_nothing),
+    "new directories": (local, "make_durable_directory", _make_directory),
 }
 
 
