@@ -404,8 +404,12 @@ def _parse_metas(schema: pa.Schema, handle: StateHandle, context: StateContext) 
 def _read_metadata(schema: pa.Schema) -> dict[str, Any] | None:
     """Return the description of the states, or None if it is missing or damaged."""
     metadata = schema.metadata or {}
-    described = metadata.get(_METADATA_KEY, b"")
-    if metadata.get(_CHECKSUM_KEY) != xxhash.xxh3_64_hexdigest(described).encode():
+    described = metadata.get(_METADATA_KEY)
+    if described is None:
+        return None
+    checksum = xxhash.xxh3_64_hexdigest(described).encode()
+    # Files of earlier versions have no checksum.
+    if metadata.get(_CHECKSUM_KEY, checksum) != checksum:
         return None
     about: dict[str, Any] = json.loads(described)
     return about
