@@ -194,7 +194,7 @@ def read_column_types(session: Session, name: TableName) -> dict[str, tuple[str,
     return {str(column): (_text(shown), str(charset or "")) for column, shown, charset in rows}
 
 
-def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+def list_referenced_tables(session: Session, name: TableName) -> frozenset[TableName]:
     """Return the tables to which foreign keys of the table called `name` refer."""
     database = "DATABASE()" if name.schema is None else literal(name.schema)
     rows = session.query(

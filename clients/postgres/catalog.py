@@ -284,7 +284,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+def list_referenced_tables(session: Session, name: TableName) -> frozenset[TableName]:
     """Return the tables to which foreign keys of the table called `name` refer."""
     rows = session.query(
         "SELECT DISTINCT n.nspname::text, c.relname::text FROM pg_catalog.pg_constraint AS k"

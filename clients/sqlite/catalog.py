@@ -126,7 +126,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     )
 
 
-def list_referenced(session: Session, name: TableName) -> frozenset[TableName]:
+def list_referenced_tables(session: Session, name: TableName) -> frozenset[TableName]:
     """Return the tables to which foreign keys of the table called `name` refer."""
     rows = session.query(f"PRAGMA foreign_key_list({literal(name.name)})")
     return frozenset(TableName(None, str(row[2])) for row in rows)

@@ -109,8 +109,8 @@ class MySQLDialect(Dialect):
         return catalog.read_column_facts(session, name)
 
     @override
-    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
-        return catalog.list_referenced(session, name)
+    def list_referenced_tables(self, session: Session, name: TableName) -> frozenset[TableName]:
+        return catalog.list_referenced_tables(session, name)
 
     @override
     def describe_altered_keys(self, session: Session, table: Table) -> str:

@@ -274,7 +274,7 @@ class Dialect(ABC):
             for column in table.columns
         }
 
-    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
+    def list_referenced_tables(self, session: Session, name: TableName) -> frozenset[TableName]:
         """Return the tables to which foreign keys of the table called `name` refer.
 
         Empty if the server does not enforce foreign keys.

@@ -278,7 +278,7 @@ class TableResolver:
     def _find_references(self, name: TableName) -> tuple[int, bool]:
         """Return `depth` and `refers` of the target called `name`."""
         session, dialect = self._open_session(), self._settings.dialect
-        own = dialect.list_referenced(session, name)
+        own = dialect.list_referenced_tables(session, name)
         if self._rules.table_column is None:
             return 0, name in own
         depth, level = 0, own - {name}
@@ -287,7 +287,7 @@ class TableResolver:
             level = frozenset(
                 other
                 for table in level
-                for other in dialect.list_referenced(session, table)
+                for other in dialect.list_referenced_tables(session, table)
                 if other != table
             )
         return depth, bool(own)

@@ -189,8 +189,8 @@ class SQLiteDialect(Dialect):
         return SQLiteDmlExecutor(mode, key)
 
     @override
-    def list_referenced(self, session: Session, name: TableName) -> frozenset[TableName]:
-        return catalog.list_referenced(session, name)
+    def list_referenced_tables(self, session: Session, name: TableName) -> frozenset[TableName]:
+        return catalog.list_referenced_tables(session, name)
 
     @override
     def find_row_check(

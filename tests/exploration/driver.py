@@ -20,6 +20,7 @@ from tests.exploration.calls import Calls, Ended, Thread
 from tests.exploration.ports import SinkOfWorld, VersionCommitter, graph_of, open_log
 from tests.exploration.slot import NEVER_S, SOURCE, SPLITS, Answer, encode_position
 from tests.simulation.variant import Variant
+from typing_extensions import assert_never
 
 from onceflow.core import errors
 from onceflow.core.commit.queue import CommitRetryPolicy, StepFailed, WaitUntil
@@ -27,11 +28,16 @@ from onceflow.core.commit.whole_checkpoints import GlobalCommit
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.coordinator import CheckpointCoordinator
 from onceflow.core.protocol.checkpoints.decisions import (
+    AbortSavepoint,
     AppendDecision,
     Barrier,
     CheckpointKind,
+    CountFailure,
+    DiscardState,
     NotifyAbort,
     NotifyComplete,
+    SavepointRequest,
+    WriteSavepoint,
 )
 from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
 from onceflow.core.protocol.checkpoints.snapshots import (
@@ -500,8 +506,40 @@ class DriverProcess:
                 self._note(f"ends attempt {self.attempt}: {type(error).__name__}")
                 self.failure = error
                 self._close(str(error))
+            case (
+                attempt_facts.AdmitSlot()
+                | attempt_facts.DismissSlot()
+                | attempt_facts.ReleaseSlot()
+                | attempt_facts.EnterRunning()
+            ):
+                pass  # slots connect with their attempt
+            case (
+                attempt_facts.SlotsComplete()
+                | attempt_facts.RecoveryEnded()
+                | messages.Running()
+                | messages.Heartbeat()
+                | messages.Acked()
+                | messages.CommittedThrough()
+                | attempt_facts.GlobalCommitEnded()
+                | attempt_facts.AppendEnded()
+                | attempt_facts.BlockersListed()
+                | attempt_facts.SlotGone()
+                | messages.Failed()
+                | CountFailure()
+            ):
+                pass  # nobody reads what is published
+            case attempt_facts.AskBeside() | DiscardState():
+                pass  # no source finds new splits, and no state has files
+            case (
+                attempt_facts.TakeDiscovered()
+                | attempt_facts.SavepointWritten()
+                | SavepointRequest()
+                | WriteSavepoint()
+                | AbortSavepoint()
+            ):
+                raise AssertionError(f"no world has discovery or savepoints: {decision}")
             case _:
-                pass  # slots connect with their attempt, and nothing is published or deleted
+                assert_never(decision)
 
     def _deploy(self) -> None:
         assert self.view is not None

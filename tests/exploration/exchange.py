@@ -143,7 +143,7 @@ class ExchangeSlot(SlotProcess):
             broken: Any = self.inputs
             broken.world = broken.bell = _Quiet()
         self.actions: deque[alignment.AlignmentAction] = deque()
-        """What is left to do once the snapshot is taken."""
+        """The work that follows when the snapshot is complete."""
         self.held: tuple[Barrier, tuple[Committable, ...]] | None = None
         """A barrier that has overtaken rows, until it has come on all channels."""
         self.passed: tuple[int, ...] | None = None

@@ -120,12 +120,12 @@ def _find_problem(system: System, state: State) -> str:
     """Return why a state in which nothing happens any more is not the end of the job."""
     if not state.is_finished:
         return "nothing can happen any more, and the job is not finished"
-    for number, one in enumerate(state.drivers):
-        if one.process == DOWN:
+    for number, driver_state in enumerate(state.drivers):
+        if driver_state.process == DOWN:
             continue
-        process: DriverProcess = system.codes.value(one.process)
+        process: DriverProcess = system.codes.value(driver_state.process)
         if process.phase not in {"over", "finished"}:
             return f"nothing can happen any more, and driver {number} waits"
-    if any(one.process != GONE for one in state.slots):
+    if any(slot_state.process != GONE for slot_state in state.slots):
         return "nothing can happen any more, and a slot waits"
     return ""

@@ -67,14 +67,15 @@ class Target:
     kind: str
     fence: int = 0
     prepared: tuple[tuple[TransactionId, tuple[int, ...]], ...] = ()
-    """What is prepared, or staged, with its rows."""
+    """The prepared or staged transactions, with their rows."""
     proofs: frozenset[TransactionId] = frozenset()
     visible: tuple[int, ...] = ()
-    """How often each row is in the target."""
+    """The number of times that each row is in the target."""
     through: int = 0
     """The last whole checkpoint that is committed."""
     must_go: frozenset[TransactionId] = frozenset()
-    """What older attempts had prepared and not decided when the newest attempt decided first."""
+    """The transactions of older attempts that were still prepared, and undecided, when the newest
+    attempt decided first."""
 
     def rows_of(self, transaction: TransactionId) -> tuple[int, ...] | None:
         return next((rows for t, rows in self.prepared if t == transaction), None)

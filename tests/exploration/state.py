@@ -28,7 +28,12 @@ class SlotState(NamedTuple):
     inbox: tuple[int, ...] = ()
     outbox: tuple[int, ...] = ()
     channels: tuple[tuple[int, ...], ...] = ()
-    """What is on its way to the sink of this slot, by sender."""
+    """The elements on their way to the sink of this slot, by sender."""
+
+    @property
+    def name(self) -> str:
+        """The name of the slot in traces."""
+        return f"slot {self.number} of attempt {self.attempt}"
 
 
 class State(NamedTuple):
@@ -65,7 +70,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the explorer knows of a process."""
+    """The facts that the explorer uses about a process."""
 
     value: Any
     choices: tuple[int, ...]
@@ -74,19 +79,21 @@ class View:
     """Each request with its thread and its code."""
 
 
-def with_slot(state: State, index: int, one: SlotState) -> State:
+def with_slot(state: State, index: int, slot_state: SlotState) -> State:
     """Return `state` with another slot; one that is gone and has said all is dropped."""
-    slots = (*state.slots[:index], one, *state.slots[index + 1 :])
+    slots = (*state.slots[:index], slot_state, *state.slots[index + 1 :])
     return without_gone(state._replace(slots=slots))
 
 
 def without_gone(state: State) -> State:
-    if all(one.process != GONE or one.outbox for one in state.slots):
+    if all(slot_state.process != GONE or slot_state.outbox for slot_state in state.slots):
         return state
-    kept = tuple(one for one in state.slots if one.process != GONE or one.outbox)
+    kept = tuple(
+        slot_state for slot_state in state.slots if slot_state.process != GONE or slot_state.outbox
+    )
     return state._replace(slots=kept)
 
 
-def with_driver(state: State, number: int, one: DriverState) -> State:
-    drivers = (*state.drivers[:number], one, *state.drivers[number + 1 :])
+def with_driver(state: State, number: int, driver_state: DriverState) -> State:
+    drivers = (*state.drivers[:number], driver_state, *state.drivers[number + 1 :])
     return state._replace(drivers=drivers)

@@ -160,19 +160,23 @@ class System:
 
     def _local_steps(self, state: State) -> Sequence[Step] | None:
         """Return steps that may be taken before all others, or None."""
-        for index, one in enumerate(state.slots):
-            channel = next((c for c, elements in enumerate(one.channels) if elements), None)
-            if self.world.overtakes and channel is not None and self.look(one.process).value.runs:
+        for index, slot_state in enumerate(state.slots):
+            channel = next((c for c, elements in enumerate(slot_state.channels) if elements), None)
+            if (
+                self.world.overtakes
+                and channel is not None
+                and self.look(slot_state.process).value.runs
+            ):
                 return (self._deliver(state, index, channel),)
-            if one.process == GONE or not one.inbox:
+            if slot_state.process == GONE or not slot_state.inbox:
                 continue
             if self.world.has_exchange:
                 if (receive := self._independent_receive(state, index)) is not None:
                     return (receive,)
-            elif not self.look(one.process).requests:
+            elif not self.look(slot_state.process).requests:
                 return self._first_receive(state, index)
-        for index, one in enumerate(state.slots):
-            if one.outbox and (step := self._quiet_hear(state, index)) is not None:
+        for index, slot_state in enumerate(state.slots):
+            if slot_state.outbox and (step := self._quiet_hear(state, index)) is not None:
                 return (step,)
         for number, its in enumerate(state.drivers):
             if its.process != DOWN and self._has_all_messages(state, number):
@@ -193,11 +197,13 @@ class System:
         slot did not happen in that run. If the slot can only receive, and sends nothing, its death
         before the step leads to the same state as its death after it.
         """
-        one = state.slots[index]
-        if not self.look(one.process).choices and not any(one.channels):
+        slot_state = state.slots[index]
+        if not self.look(slot_state.process).choices and not any(slot_state.channels):
             receive = self._receive(state, index)
-            process, effects = self.advance(one.process, self._event(slot.Receive, one.inbox[0]))
-            if not effects and process != one.process:
+            process, effects = self.advance(
+                slot_state.process, self._event(slot.Receive, slot_state.inbox[0])
+            )
+            if not effects and process != slot_state.process:
                 return (receive,)
         return self._slot_steps(state, index)
 
@@ -218,22 +224,22 @@ class System:
         Nothing else that the driver may do depends on it, and its place among the driver's other
         steps changes no state after both.
         """
-        one = state.slots[index]
-        if one.driver < 0 or not self.variant.slot_checks_attempt:
+        slot_state = state.slots[index]
+        if slot_state.driver < 0 or not self.variant.slot_checks_attempt:
             return None
-        process = state.drivers[one.driver].process
+        process = state.drivers[slot_state.driver].process
         if process == DOWN:
             return None
-        fact = self.codes.value(one.outbox[0])
+        fact = self.codes.value(slot_state.outbox[0])
         counts = isinstance(fact, attempt_facts.SlotMessageReceived) and isinstance(
             fact.message,
             (messages.Running, messages.Acked, messages.CommittedThrough, messages.SourceExhausted),
         )
         value = self.look(process).value
-        is_old = value.attempt > one.attempt or value.phase in {"over", "finished"}
+        is_old = value.attempt > slot_state.attempt or value.phase in {"over", "finished"}
         if not (counts or is_old):
             return None
-        _, effects = self.advance(process, self._event(driver.Hear, one.outbox[0]))
+        _, effects = self.advance(process, self._event(driver.Hear, slot_state.outbox[0]))
         return None if effects else self._hear(state, index)
 
     def _has_all_messages(self, state: State, number: int) -> bool:
@@ -280,19 +286,19 @@ class System:
         if self.codes.value(state.log).late is not None:
             return None
         number = state.slots[0].driver
-        if any(one.process == DOWN for one in state.drivers):
+        if any(driver_state.process == DOWN for driver_state in state.drivers):
             return None
-        values = [self.look(one.process).value for one in state.drivers]
+        values = [self.look(driver_state.process).value for driver_state in state.drivers]
         idle = [v.phase in {"over", "finished"} for n, v in enumerate(values) if n != number]
         own = values[number]
         if not all(idle) or own.phase != "attempt" or "sinks" in own.threads:
             return None
         if any((s.driver, s.attempt) != (number, own.attempt) for s in state.slots):
             return None
-        for index, one in enumerate(state.slots):
-            if one.process == GONE:
+        for index, slot_state in enumerate(state.slots):
+            if slot_state.process == GONE:
                 continue
-            for thread, code, request in self.look(one.process).requests:
+            for thread, code, request in self.look(slot_state.process).requests:
                 replies = self._answers(state, code, request)
                 return [self._answer_slot(state, index, thread, reply) for reply in replies]
         return None
@@ -300,112 +306,121 @@ class System:
     # --- slots -----------------------------------------------------------------------------------
 
     def _slot_steps(self, state: State, index: int) -> list[Step]:
-        one = state.slots[index]
-        if one.process == GONE:
+        slot_state = state.slots[index]
+        if slot_state.process == GONE:
             return []
         found: list[Step] = []
-        view = self.look(one.process)
-        name = f"slot {one.number} of attempt {one.attempt}"
-        if one.inbox:
+        view = self.look(slot_state.process)
+        name = slot_state.name
+        if slot_state.inbox:
             found.append(self._receive(state, index))
         for choice in view.choices:
             text = f"{name} {self._describe(choice)}"
             found.append(Step(text, lambda c=choice: self._move_slot(state, index, c)))  # type: ignore[misc]
         if view.value.runs:
-            for channel, elements in enumerate(one.channels):
+            for channel, elements in enumerate(slot_state.channels):
                 if elements:
                     found.append(self._deliver(state, index, channel))
         for thread, code, request in view.requests:
             for reply in self._answers(state, code, request):
                 found.append(self._answer_slot(state, index, thread, reply))  # noqa: PERF401
-        if state.faults and self._lost_driver not in one.inbox:
+        if state.faults and self._lost_driver not in slot_state.inbox:
             found.append(Step(f"{name} dies", lambda: self._end_slot(state, index), is_fault=True))
         return found
 
     def _receive(self, state: State, index: int) -> Step:
-        one = state.slots[index]
-        text = f"slot {one.number} of attempt {one.attempt} receives {self._describe(one.inbox[0])}"
-        event = self._event(slot.Receive, one.inbox[0])
+        slot_state = state.slots[index]
+        text = f"{slot_state.name} receives {self._describe(slot_state.inbox[0])}"
+        event = self._event(slot.Receive, slot_state.inbox[0])
         return Step(text, lambda: self._move_slot(state, index, event, takes=1))
 
     def _deliver(self, state: State, index: int, channel: int) -> Step:
-        one = state.slots[index]
-        element = one.channels[channel][0]
+        slot_state = state.slots[index]
+        element = slot_state.channels[channel][0]
         event = self._deliveries.setdefault(
             (channel, element),
             self.codes.code(exchange.Deliver(channel, self.codes.value(element))),
         )
-        channels = list(one.channels)
+        channels = list(slot_state.channels)
         channels[channel] = channels[channel][1:]
-        taken = with_slot(state, index, one._replace(channels=tuple(channels)))
-        text = f"sink {one.number} of attempt {one.attempt} gets {self._describe(element)}"
+        taken = with_slot(state, index, slot_state._replace(channels=tuple(channels)))
+        text = f"the sink of {slot_state.name} gets {self._describe(element)}"
         text += f" of source {channel}"
         return Step(text, lambda: self._move_slot(taken, index, event))
 
     def _answer_slot(self, state: State, index: int, thread: str, reply: Reply) -> Step:
-        one = state.slots[index]
+        slot_state = state.slots[index]
 
         def move() -> State:
             after, answer = reply.move()
             return self._move_slot(after, index, self._event(slot.Answer, thread, answer))
 
-        text = f"slot {one.number} of attempt {one.attempt} {reply.text}"
+        text = f"{slot_state.name} {reply.text}"
         return Step(text, move, reply.is_fault)
 
     def _move_slot(self, state: State, index: int, event: int, takes: int = 0) -> State:
-        one = state.slots[index]
-        process, effects = self.advance(one.process, event)
-        outbox, inbox = one.outbox, one.inbox[takes:]
+        slot_state = state.slots[index]
+        process, effects = self.advance(slot_state.process, event)
+        outbox, inbox = slot_state.outbox, slot_state.inbox[takes:]
         sent: list[exchange.SendElement] = []
         for effect in effects:
             if isinstance(effect, slot.Leave):
                 process, inbox = GONE, ()
-                outbox = (*outbox, self._gone(one, effect.reason))
+                outbox = (*outbox, self._gone(slot_state, effect.reason))
             elif isinstance(effect, exchange.SendElement):
                 sent.append(effect)
             else:
-                outbox = (*outbox, self._fact(one, effect.message))
-        outbox = outbox if one.driver >= 0 else ()
-        moved = one._replace(process=process, inbox=inbox, outbox=outbox)
+                outbox = (*outbox, self._fact(slot_state, effect.message))
+        outbox = outbox if slot_state.driver >= 0 else ()
+        moved = slot_state._replace(process=process, inbox=inbox, outbox=outbox)
         if process == GONE:
             moved = moved._replace(channels=())
         slots = list(state.slots)
         slots[index] = moved
         for effect in sent:
-            self._put(slots, one, effect)
+            self._put(slots, slot_state, effect)
         return without_gone(state._replace(slots=tuple(slots)))
 
     def _put(self, slots: list[SlotState], sender: SlotState, sent: exchange.SendElement) -> None:
         """Add an element to the channel from `sender`; it is lost if the receiver is gone."""
         code = self.codes.code(sent.element)
-        for index, one in enumerate(slots):
-            if (one.attempt, one.number) == (sender.attempt, sent.slot) and one.process != GONE:
-                channels = list(one.channels)
+        for index, slot_state in enumerate(slots):
+            if (slot_state.attempt, slot_state.number) == (
+                sender.attempt,
+                sent.slot,
+            ) and slot_state.process != GONE:
+                channels = list(slot_state.channels)
                 channels[sender.number] = (*channels[sender.number], code)
-                slots[index] = one._replace(channels=tuple(channels))
+                slots[index] = slot_state._replace(channels=tuple(channels))
 
-    def _fact(self, one: SlotState, message: messages.SlotMessage) -> int:
-        attempt = AttemptId(one.attempt)
-        return self.codes.code(attempt_facts.SlotMessageReceived(attempt, one.number, message))
+    def _fact(self, slot_state: SlotState, message: messages.SlotMessage) -> int:
+        attempt = AttemptId(slot_state.attempt)
+        return self.codes.code(
+            attempt_facts.SlotMessageReceived(attempt, slot_state.number, message)
+        )
 
-    def _gone(self, one: SlotState, reason: str) -> int:
-        return self.codes.code(attempt_facts.SlotGone(one.number, AttemptId(one.attempt), reason))
+    def _gone(self, slot_state: SlotState, reason: str) -> int:
+        return self.codes.code(
+            attempt_facts.SlotGone(slot_state.number, AttemptId(slot_state.attempt), reason)
+        )
 
     def _end_slot(self, state: State, index: int) -> State:
-        one = state.slots[index]
-        outbox = (*one.outbox, self._gone(one, "killed")) if one.driver >= 0 else ()
-        ended = one._replace(process=GONE, inbox=(), outbox=outbox, channels=())
+        slot_state = state.slots[index]
+        outbox = (
+            (*slot_state.outbox, self._gone(slot_state, "killed")) if slot_state.driver >= 0 else ()
+        )
+        ended = slot_state._replace(process=GONE, inbox=(), outbox=outbox, channels=())
         return with_slot(state, index, ended)._replace(faults=state.faults - 1)
 
     # --- drivers ---------------------------------------------------------------------------------
 
     def _driver_steps(self, state: State, number: int) -> list[Step]:
-        one, name = state.drivers[number], f"driver {number}"
-        if one.process == DOWN:
+        driver_state, name = state.drivers[number], f"driver {number}"
+        if driver_state.process == DOWN:
             if state.is_finished:
                 return []
             return [Step(f"{name} starts", lambda: self._start_driver(state, number))]
-        view = self.look(one.process)
+        view = self.look(driver_state.process)
         if view.value.phase in {"over", "finished"}:
             return []
         found: list[Step] = []
@@ -441,8 +456,8 @@ class System:
         return self._move_driver(state, number, self._event(driver.Start))
 
     def _hear(self, state: State, index: int) -> Step:
-        one = state.slots[index]
-        number, code = one.driver, one.outbox[0]
+        slot_state = state.slots[index]
+        number, code = slot_state.driver, slot_state.outbox[0]
         fact = self.codes.value(code)
         told = isinstance(fact, attempt_facts.SlotMessageReceived)
         if told and not self.variant.slot_checks_attempt:
@@ -450,19 +465,19 @@ class System:
             fact = attempt_facts.SlotMessageReceived(attempt, fact.slot, fact.message)
             code = self.codes.code(fact)
         event = self._event(driver.Hear, code)
-        heard = with_slot(state, index, one._replace(outbox=one.outbox[1:]))
-        who = f"slot {one.number} of attempt {one.attempt}"
+        heard = with_slot(state, index, slot_state._replace(outbox=slot_state.outbox[1:]))
+        who = slot_state.name
         text = f"driver {number} hears of {who}: {self._describe(code)}"
         return Step(text, lambda: self._move_driver(heard, number, event))
 
     def _move_driver(self, state: State, number: int, event: int) -> State:
-        one = state.drivers[number]
-        process, effects = self.advance(one.process, event)
+        driver_state = state.drivers[number]
+        process, effects = self.advance(driver_state.process, event)
         while (read := self._find_read(state, process, event)) is not None:
             event = self._event(slot.Answer, *self._read(state, *read))
             process, more = self.advance(process, event)
             effects = (*effects, *more)
-        state = with_driver(state, number, one._replace(process=process))
+        state = with_driver(state, number, driver_state._replace(process=process))
         for effect in effects:
             state = self._apply(state, number, effect)
         return state

@@ -301,7 +301,7 @@ def _path_of(path: Any, dir_fd: int | None = None) -> str:
 
 
 def _wrap_open(noted: Record, real: _Function) -> _Function:
-    def wrapped(path: Any, flags: int, *rest: Any, **named: Any) -> int:
+    def open_file(path: Any, flags: int, *rest: Any, **named: Any) -> int:
         full = _path_of(path, named.get("dir_fd"))
         is_new = bool(flags & os.O_CREAT) and noted.inside(full) and not Path(full).exists()
         descriptor: int = real(path, flags, *rest, **named)
@@ -309,11 +309,11 @@ def _wrap_open(noted: Record, real: _Function) -> _Function:
             noted.change(f"create {full}", (full, File()))
         return descriptor
 
-    return wrapped
+    return open_file
 
 
 def _wrap_sync(noted: Record, real: _Function) -> _Function:
-    def wrapped(descriptor: int) -> None:
+    def sync(descriptor: int) -> None:
         real(descriptor)
         path = _path_of(descriptor)
         if noted.inside(path) or Path(path) == noted.root:
@@ -321,11 +321,11 @@ def _wrap_sync(noted: Record, real: _Function) -> _Function:
         else:
             noted.sync_outside(path)
 
-    return wrapped
+    return sync
 
 
 def _wrap_link(noted: Record, real: _Function) -> _Function:
-    def wrapped(source: Any, target: Any, **named: Any) -> None:
+    def link(source: Any, target: Any, **named: Any) -> None:
         real(source, target, **named)
         if not noted.inside(_path_of(target)):
             return
@@ -333,11 +333,11 @@ def _wrap_link(noted: Record, real: _Function) -> _Function:
         node = noted.find(path) if noted.inside(path) else noted.adopt(path)
         noted.change(f"link {_path_of(target)}", (_path_of(target), node))
 
-    return wrapped
+    return link
 
 
 def _wrap_rename(noted: Record, real: _Function) -> _Function:
-    def wrapped(source: Any, target: Any, **named: Any) -> None:
+    def rename(source: Any, target: Any, **named: Any) -> None:
         is_inside = noted.inside(_path_of(source))
         node = noted.find(_path_of(source)) if is_inside else None
         real(source, target, **named)
@@ -345,27 +345,27 @@ def _wrap_rename(noted: Record, real: _Function) -> _Function:
             changes = ((_path_of(source), None), (_path_of(target), node))
             noted.change(f"rename {_path_of(source)} to {_path_of(target)}", *changes)
 
-    return wrapped
+    return rename
 
 
 def _wrap_removal(noted: Record, real: _Function) -> _Function:
-    def wrapped(path: Any, **named: Any) -> None:
+    def remove(path: Any, **named: Any) -> None:
         full = _path_of(path, named.get("dir_fd"))
         real(path, **named)
         if noted.inside(full):
             noted.change(f"remove {full}", (full, None))
 
-    return wrapped
+    return remove
 
 
 def _wrap_mkdir(noted: Record, real: _Function) -> _Function:
-    def wrapped(path: Any, *rest: Any, **named: Any) -> None:
+    def make_directory(path: Any, *rest: Any, **named: Any) -> None:
         full = _path_of(path, named.get("dir_fd"))
         real(path, *rest, **named)
         if noted.inside(full):
             noted.change(f"mkdir {full}", (full, Directory()))
 
-    return wrapped
+    return make_directory
 
 
 _WRAPPERS: dict[str, Callable[[Record, _Function], _Function]] = {

@@ -173,7 +173,7 @@ def _apply_keyed_step(
             )
         case "top_n":
             return stream.top_n(keys.top_n or 0, by=by, rank=keys.rank or "rank", uid=uid)
-        case _:
+        case "deduplicate":
             if len(by) > 1 or not all(isinstance(order, str) for order in by):
                 raise ConfigError(
                     f"{where}: deduplicate takes one column in by, without DESC; keep first or last"
@@ -181,6 +181,8 @@ def _apply_keyed_step(
             column = str(by[0]) if by else None
             keep = keys.deduplicate or ""
             return stream.deduplicate(keep=keep, by=column, ttl=keys.ttl, uid=uid)
+        case _:
+            raise AssertionError(f"{kind} is no step with a key")
 
 
 _KEYS_OF = {

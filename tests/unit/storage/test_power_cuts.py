@@ -1,4 +1,4 @@
-"""What is durable in a directory is still there after a power cut at any moment."""
+"""A power cut at any moment loses nothing that checkpoint storage has reported as durable."""
 
 from __future__ import annotations
 
