@@ -64,14 +64,18 @@ class _UnlistableOnce(DirectoryCommitter):
 
 
 def started(
-    cluster: AnyCluster, directory: Path, source: CountingSource, sink: DirectorySink
+    cluster: AnyCluster,
+    directory: Path,
+    source: CountingSource,
+    sink: DirectorySink,
+    interval_s: float = 0.1,
 ) -> Job:
     pipeline = Pipeline(
         cluster,
         name="ledger",
         parallelism=2,
         checkpointing=Checkpointing(
-            storage=str(directory / "checkpoints"), interval=0.1, tolerable_failures=1000
+            storage=str(directory / "checkpoints"), interval=interval_s, tolerable_failures=1000
         ),
         state_backend=HeapBackend(),
         restart=NoRestart(),
@@ -97,6 +101,23 @@ def test_sweep_of_a_sink_that_fails_is_tried_again_at_the_next_checkpoint(
     (tmp_path / "end").touch()
     assert job.wait(60).state is JobState.FINISHED
     assert [name for name in prepared if "~99~" in name] == []
+    assert_exactly_once(sink, source)
+
+
+def test_sweep_of_a_sink_that_fails_at_the_last_checkpoint_is_tried_again_at_the_end(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    """No other checkpoint follows, and a finished job is not started again."""
+    first = DirectorySink(str(tmp_path / "out"))
+    source = CountingSource(2_000, ends_with=str(tmp_path / "end"))
+    job = started(cluster, tmp_path, source, first)
+    job.wait_for(checkpoints=job.status().checkpoints_completed + 2)
+    job.stop()
+    (tmp_path / "end").touch()
+    sink = UnlistableOnce(first.directory)
+    job = started(cluster, tmp_path, source, sink, interval_s=600)
+    assert job.wait(60).state is JobState.FINISHED
+    assert sink.prepared() == []
     assert_exactly_once(sink, source)
 
 

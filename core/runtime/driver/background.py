@@ -148,7 +148,8 @@ class CheckpointsCleaner:
             work()
         except Exception:
             _log.exception(
-                "cleaning up after job %s failed; it is tried again at the next checkpoint",
+                "cleaning up after job %s failed; it is tried again at the next checkpoint, or at"
+                " the end of the job",
                 self._context.plan.job,
             )
             return False
