@@ -208,7 +208,8 @@ _CHECKS = """
     HAVING bool_and(a.attcollation = y.typcollation)
     ORDER BY k.conname
 """
-# As CHECK constraints. The second form is never false, and has the server evaluate the expression.
+# Generated columns are listed like CHECK constraints. If the column may be null, the condition is
+# never false: it only makes the server evaluate the expression.
 _GENERATED = """
     SELECT format('of generated column %s', a.attname),
         format(CASE WHEN a.attnotnull THEN '(%s)::%s IS NOT NULL'

@@ -16,7 +16,8 @@ from onceflow.core.errors import BadRecord
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.table import SourceTable
 
-# Of a partitioned table, the oldest partition: such a statement writes all partitions anew.
+# A partitioned table has no file. Its oldest partition stands for it, because such a statement
+# writes all partitions anew.
 _FORMS = """
     SELECT t.oid::bigint, f.oid::bigint, f.relfilenode::bigint,
            a.attname::text, a.attnum::int, a.atttypid::bigint, a.xmin::text

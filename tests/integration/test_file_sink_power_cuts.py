@@ -48,7 +48,7 @@ def check_rows(root: Path, promises: frozenset[str]) -> None:
             transaction = TransactionId(job.sink_id, 1, number, 0)
             outcome = committer.commit(Committable(transaction, len(IDS[number])))
             assert isinstance(outcome, Committed | AlreadyCommitted), outcome
-        # What is not pre-committed was never decided: recovery rolls it back.
+        # A transaction without a pre-commit was never decided, so recovery rolls it back.
         decided = {TransactionId(job.sink_id, 1, number, 0) for number in prepared}
         for committable in committer.in_doubt():
             if committable.transaction not in decided:

@@ -148,7 +148,7 @@ class Record:
                 continue
             for directory, name, node in change.names:
                 _set_name(directory.durable, name, node)
-                # What happened to this name before is over.
+                # Earlier changes of this name have no effect any more.
                 left = [earlier.without(directory, name) for earlier in left]
         self._pending = [change for change in left if change.names]
         assert synced.durable == synced.names

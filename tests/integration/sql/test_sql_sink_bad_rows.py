@@ -35,7 +35,7 @@ class Dialect:
     correcting: tuple[str, ...]
     """Create a trigger that takes the sign away from an amount."""
     numbering: tuple[str, ...]
-    """Give the table a column that the server numbers, and that has two numbers left."""
+    """Add a column that the server numbers, with two numbers left, to the table."""
     said_of_numbers: str
     judging: tuple[str, ...]
     """Statements that give the table a column `account` whose texts only the server can check."""

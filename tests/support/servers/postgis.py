@@ -40,7 +40,7 @@ def find_postgis() -> Path:
 
 
 def _choose_version(root: Path) -> None:
-    """Give the extension the name without its version, as the package's maintainer script does."""
+    """Link the extension under its name without the version, like the package's own script."""
     for control in root.glob("usr/share/postgresql/*/extension/postgis-3.control"):
         control.with_name("postgis.control").symlink_to(control.name)
 
