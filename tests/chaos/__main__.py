@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from tests.chaos.limits import Limits
 from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html, to_json
 from tests.chaos.run import Outcome, ScheduleRun
 from tests.chaos.schedule import FaultKind, Schedule, draw_schedule
@@ -32,7 +33,8 @@ def main() -> int:
         minutes = 60 * arguments.hours
     elif minutes is None and arguments.schedules is None:
         minutes = _DEFAULT_MINUTES
-    report = _run(kinds, seed, minutes, arguments.schedules)
+    limits = Limits(minutes, arguments.schedules, ends_once_all_struck=arguments.every_kind)
+    report = _run(kinds, seed, limits)
     _say(summarize(report))
     if arguments.report:
         Path(arguments.report).write_text(to_html(report), encoding="utf-8")
@@ -56,6 +58,9 @@ def _parse() -> argparse.Namespace:
     )
     length.add_argument("--hours", type=float, metavar="H", help="the same in hours")
     length.add_argument("--schedules", type=int, metavar="N", help="run N schedules")
+    parser.add_argument(
+        "--every-kind", action="store_true", help="end earlier: once every kind has struck"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="of the first schedule")
     parser.add_argument(
         "--kinds",
@@ -75,9 +80,7 @@ def _parse_kinds(text: str) -> tuple[FaultKind, ...]:
         raise SystemExit(f"script/chaos: --kinds {text}: {error}; there are {known}") from error
 
 
-def _run(
-    kinds: tuple[FaultKind, ...], seed: int, minutes: float | None, schedules: int | None
-) -> ChaosReport:
+def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport:
     began = time.monotonic()
     outcomes: list[Outcome] = []
     logs: dict[int, str] = {}
@@ -86,7 +89,7 @@ def _run(
     can_mount = _can_mount(directory)
     _say(f"chaos from seed {seed} in {directory}")
     with Servers(_say) as servers:
-        while not _is_over(began, len(outcomes), minutes, schedules):
+        while not limits.are_reached(outcomes, kinds, time.monotonic() - began):
             schedule = draw_schedule(seed + len(outcomes), kinds, has_mysql=servers.has_mysql)
             schedule = schedule if can_mount else _without_full_disks(schedule)
             place = directory / f"seed-{schedule.seed}"
@@ -108,12 +111,6 @@ def _run(
     if not logs:
         shutil.rmtree(directory, ignore_errors=True)
     return ChaosReport(tuple(outcomes), kinds, seed, time.monotonic() - began, logs)
-
-
-def _is_over(began: float, done: int, minutes: float | None, schedules: int | None) -> bool:
-    if schedules is not None:
-        return done >= schedules
-    return minutes is not None and time.monotonic() - began > 60 * minutes
 
 
 def _can_mount(directory: Path) -> bool:

@@ -42,8 +42,7 @@ class ChaosReport:
     @property
     def delivered_faults(self) -> Counter[FaultKind]:
         """The faults that really struck, by kind."""
-        strikes = (strike for outcome in self.outcomes for strike in outcome.strikes)
-        return Counter(strike.fault.kind for strike in strikes if strike.was_delivered)
+        return count_delivered(self.outcomes)
 
     @property
     def deaths(self) -> Counter[str]:
@@ -69,6 +68,12 @@ class ChaosReport:
         """Return the command that runs the schedule of `outcome` again."""
         kinds = ",".join(kind.value for kind in self.kinds)
         return f"script/chaos --schedules 1 --seed {outcome.schedule.seed} --kinds {kinds}"
+
+
+def count_delivered(outcomes: Iterable[Outcome]) -> Counter[FaultKind]:
+    """Return the number of faults of each kind that really struck."""
+    strikes = (strike for outcome in outcomes for strike in outcome.strikes)
+    return Counter(strike.fault.kind for strike in strikes if strike.was_delivered)
 
 
 def to_json(report: ChaosReport) -> dict[str, object]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.chaos.limits import Limits
 from tests.chaos.model import Record, compare, expect
 from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html
 from tests.chaos.run import Outcome, ScheduleRun, SinkVerdict
@@ -86,6 +87,19 @@ def test_kind_that_never_struck_fails_the_run_by_name(was_delivered: bool) -> No
     report = ChaosReport((outcome,), (FaultKind.SLOTS,), 7, 1.0, {})
     assert report.is_ok == was_delivered
     assert ("NEVER DELIVERED: slots" in summarize(report)) != was_delivered
+
+
+def test_run_until_every_kind_has_struck_goes_on_after_a_fault_without_a_victim() -> None:
+    limits = Limits(minutes=4.0, schedules=None, ends_once_all_struck=True)
+    kinds = (FaultKind.SLOTS,)
+    missed = make_outcome(Strike(SLOT_KILLS[0], was_delivered=False))
+    struck = make_outcome(Strike(SLOT_KILLS[0], was_delivered=True))
+    assert not limits.are_reached([], kinds, 0.0)
+    assert not limits.are_reached([missed], kinds, 200.0)
+    assert limits.are_reached([missed], kinds, 241.0)
+    assert limits.are_reached([missed, struck], kinds, 100.0)
+    to_the_end = replace(limits, ends_once_all_struck=False)
+    assert not to_the_end.are_reached([missed, struck], kinds, 100.0)
 
 
 def test_red_schedule_names_the_command_that_repeats_it() -> None:
