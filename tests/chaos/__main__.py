@@ -9,24 +9,24 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from tests.chaos.limits import Limits
+from tests.chaos.machine import enter_namespaces, examine_machine
 from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html, to_json
 from tests.chaos.run import Outcome, ScheduleRun
-from tests.chaos.schedule import FaultKind, Schedule, draw_schedule
+from tests.chaos.schedule import FaultKind, draw_schedule
 from tests.chaos.servers import Servers
 from tests.support.servers.database_packages import offer_packages
-from tests.support.small_disk import MountRefused, mount_disk
 
 _DEFAULT_MINUTES = 3.0
 
 
 def main() -> int:
-    """Run schedules until the time is over. Return 1 if one was red or a kind never struck."""
+    """Run schedules until the time is over. Return the exit status that the help describes."""
     arguments = _parse()
     kinds = _parse_kinds(arguments.kinds)
+    enter_namespaces()
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     minutes = arguments.minutes
     if arguments.hours is not None:
@@ -40,14 +40,15 @@ def main() -> int:
         Path(arguments.report).write_text(to_html(report), encoding="utf-8")
     if arguments.json:
         sys.stdout.write(json.dumps(to_json(report)) + "\n")
-    return 0 if report.is_ok else 1
+    return report.exit_status
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="script/chaos",
         description="Runs whole jobs on real servers under random faults, and compares every sink"
-        " with a model of the input. Exit status 0: all were exact, and every kind has struck.",
+        " with a model of the input. Exit status 0: all were exact, and every kind has struck."
+        " 3: the same, but kinds that cannot run here were left out. 1: all other cases.",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
@@ -86,17 +87,21 @@ def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport
     logs: dict[int, str] = {}
     offer_packages()
     directory = Path(tempfile.mkdtemp(prefix="onceflow-chaos-"))
-    can_mount = _can_mount(directory)
+    machine = examine_machine(directory)
+    for kind in kinds:
+        if reason := machine.missing.get(kind):
+            _say(f"{kind.value} cannot run here: {reason}")
+    asked, kinds = kinds, machine.choose(kinds)
     _say(f"chaos from seed {seed} in {directory}")
     with Servers(_say) as servers:
-        while not limits.are_reached(outcomes, kinds, time.monotonic() - began):
+        while kinds and not limits.are_reached(outcomes, kinds, time.monotonic() - began):
             schedule = draw_schedule(seed + len(outcomes), kinds, has_mysql=servers.has_mysql)
-            schedule = schedule if can_mount else _without_full_disks(schedule)
+            schedule = machine.adapt(schedule)
             place = directory / f"seed-{schedule.seed}"
             place.mkdir()
             _say(f"seed {schedule.seed}: {schedule}")
             outcome = ScheduleRun(
-                schedule, servers, place, _say, name=f"chaos{schedule.seed}"
+                schedule, servers, place, _say, name=f"chaos{schedule.seed}", machine=machine
             ).execute()
             outcomes.append(outcome)
             if outcome.is_exact:
@@ -110,25 +115,8 @@ def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport
                 logs[schedule.seed] = str(place)
     if not logs:
         shutil.rmtree(directory, ignore_errors=True)
-    return ChaosReport(tuple(outcomes), kinds, seed, time.monotonic() - began, logs)
-
-
-def _can_mount(directory: Path) -> bool:
-    try:
-        with mount_disk(directory / "probe", "1m"):
-            return True
-    except MountRefused as error:
-        _say(f"no schedule fills the disk of its checkpoint storage: {error}")
-        return False
-
-
-def _without_full_disks(schedule: Schedule) -> Schedule:
-    """Return the schedule with calls of storage that fail in the place of full disks."""
-    faults = [
-        replace(fault, variant="fails") if fault.variant == "full" else fault
-        for fault in schedule.faults
-    ]
-    return replace(schedule, faults=tuple(faults))
+    not_run = {kind: machine.missing[kind] for kind in asked if kind in machine.missing}
+    return ChaosReport(tuple(outcomes), kinds, seed, time.monotonic() - began, logs, not_run)
 
 
 def _say(line: str) -> None:

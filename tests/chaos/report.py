@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 
 from tests.chaos.run import Outcome
 from tests.chaos.schedule import REACHABLE_POINTS, FaultKind
 
+_NOT_RUN_STATUS = 3
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; }
@@ -28,11 +29,13 @@ class ChaosReport:
 
     outcomes: tuple[Outcome, ...]
     kinds: tuple[FaultKind, ...]
-    """The kinds of faults that were asked for."""
+    """The kinds of faults that were asked for and can run here."""
     seed: int
     seconds: float
     logs: dict[int, str]
     """The directory with the logs of each red schedule, by its seed."""
+    not_run: Mapping[FaultKind, str] = field(default_factory=dict)
+    """The reason for each kind that was asked for and cannot run here."""
 
     @property
     def planned_faults(self) -> Counter[FaultKind]:
@@ -63,6 +66,13 @@ class ChaosReport:
     def is_ok(self) -> bool:
         """True if every schedule was exact and each kind struck at least once."""
         return bool(self.outcomes) and not self.failed_outcomes and not self.missed_kinds
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status of the command: 3 if all is well, but a kind cannot run here."""
+        if not self.is_ok:
+            return 1
+        return _NOT_RUN_STATUS if self.not_run else 0
 
     def repeat_command(self, outcome: Outcome) -> str:
         """Return the command that runs the schedule of `outcome` again."""
@@ -99,6 +109,7 @@ def to_json(report: ChaosReport) -> dict[str, object]:
             }
             for kind in report.kinds
         },
+        "not_run": {kind.value: reason for kind, reason in report.not_run.items()},
         "never_delivered": [kind.value for kind in report.missed_kinds],
         "crash_points": {point: report.deaths[point] for point in REACHABLE_POINTS},
         "recoveries": _total(report, "recoveries"),
@@ -146,6 +157,7 @@ def summarize(report: ChaosReport) -> str:
         if logs := report.logs.get(outcome.schedule.seed):
             lines.append(f"    logs:  {logs}")
     lines += [f"NEVER DELIVERED: {kind.value}" for kind in report.missed_kinds]
+    lines += [f"NOT RUN: {kind.value}: {reason}" for kind, reason in report.not_run.items()]
     return "\n".join(lines)
 
 
@@ -176,6 +188,9 @@ def to_html(report: ChaosReport) -> str:
                 for kind in report.kinds
             ],
         ),
+        _table(("kind", "not run, because"), [(k.value, why) for k, why in report.not_run.items()])
+        if report.not_run
+        else "",
         "<h2>Crash points</h2>",
         _table(
             ("point", "processes that died there"),

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from demo.run import transactions_with_staged_rows
 from demo.targets import observe_committed_records
+from tests.chaos.disks import mount_disks
 from tests.chaos.drivers import ChaosDriver, Drivers
 from tests.chaos.job import JOB, JobSpec, group_of
+from tests.chaos.machine import NO_ABILITIES, Machine
 from tests.chaos.model import Difference, compare, expect
 from tests.chaos.producer import Producing
 from tests.chaos.readers import count_in_doubt, read_records, read_rows
@@ -23,7 +25,6 @@ from tests.chaos.schedule import Schedule, SinkKind
 from tests.chaos.servers import Servers
 from tests.chaos.strikes import Faults, Strike
 from tests.support.leftovers import find_leftovers, find_slot_directories
-from tests.support.small_disk import mount_disk
 
 from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
 from onceflow.integration.faults import processes
@@ -37,7 +38,6 @@ _CATCH_UP_DEADLINE_S = 120.0
 _DRAIN_DEADLINE_S = 120.0
 _ORPHANS_DEADLINE_S = 30.0
 """The time in which slots and superseded drivers must have noticed that they are."""
-_DISK_SIZE = "96m"
 _KILLED = -9
 _GIVE_UPS_MAX = 8
 """Drivers that end by themselves in one schedule. More mean that no driver can run."""
@@ -103,6 +103,7 @@ class ScheduleRun:
         say: Callable[[str], None],
         *,
         name: str,
+        machine: Machine = NO_ABILITIES,
     ) -> None:
         """Take the schedule. `directory` is empty; `name` is unique on these servers."""
         self._schedule = schedule
@@ -110,6 +111,7 @@ class ScheduleRun:
         self._directory = directory
         self._say = say
         self._name = name
+        self._machine = machine
         self._rng = random.Random(f"restarts {schedule.seed}")
         self._restart_at = 0.0
         self._gave_up: list[str] = []
@@ -119,8 +121,8 @@ class ScheduleRun:
         """Run the schedule to its verdict. All processes of the job are gone afterwards."""
         began = time.monotonic()
         with ExitStack() as stack:
-            if any(fault.variant == "full" for fault in self._schedule.faults):
-                stack.enter_context(mount_disk(self._directory / "disk", _DISK_SIZE))
+            if self._schedule.needs_disks:
+                stack.enter_context(mount_disks(self._directory))
             spec = self._servers.prepare(self._schedule, self._name, self._directory)
             drivers = Drivers(spec, self._directory, self._environment())
             stack.callback(drivers.end)
@@ -163,6 +165,7 @@ class ScheduleRun:
 
     def _environment(self) -> dict[str, str]:
         return {
+            **self._machine.prepare(self._schedule, self._directory),
             VARIABLE: str(self._directory / "points"),
             DEATHS_VARIABLE: str(self._directory / "deaths"),
             # A red schedule keeps the log.

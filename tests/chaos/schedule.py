@@ -44,6 +44,10 @@ class FaultKind(str, Enum):
     """SIGSTOP of a slot, the driver or a server, and SIGCONT a moment later."""
     STORAGE = "storage"
     """Checkpoint storage in which calls fail, or that is full."""
+    DISK = "disk"
+    """A disk of checkpoints or scratch directories that is full, read-only, or fails."""
+    CLOCK = "clock"
+    """Wall clocks of the driver, of slots, or of both, that jump by an hour and back."""
     POINTS = "points"
     """SIGKILL at each of up to three crash points of the code."""
     SAVEPOINT = "savepoint"
@@ -125,6 +129,16 @@ class Schedule:
     """A job that is allowed to double rows. Drawn by no seed: a test expects it to be caught."""
     broken: bool = False
     """A sink that loses rows. Drawn by no seed: a test expects it to be caught."""
+
+    @property
+    def needs_disks(self) -> bool:
+        """True if a fault needs file systems of the schedule's own."""
+        return any(f.kind is FaultKind.DISK or f.variant == "full" for f in self.faults)
+
+    @property
+    def needs_libraries(self) -> bool:
+        """True if a fault needs a library that stands between processes and libc."""
+        return any(fault.kind in {FaultKind.DISK, FaultKind.CLOCK} for fault in self.faults)
 
     def __str__(self) -> str:
         barriers = "unaligned" if self.unaligned else "aligned"
@@ -208,6 +222,8 @@ def _draw_length(rng: random.Random, kind: FaultKind) -> float:
         case FaultKind.STORAGE:
             # A call fails once, so the fault waits for a checkpoint. A full disk stays full.
             return rng.uniform(1.5, 6.0)
+        case FaultKind.DISK | FaultKind.CLOCK:
+            return rng.uniform(1.5, 6.0)
         case FaultKind.DRIVER:
             return rng.uniform(0.0, 1.0)
         case FaultKind.FROZEN | FaultKind.TWO_DRIVERS:
@@ -241,6 +257,13 @@ def _variants(
         ),
         FaultKind.FROZEN: lambda rng: rng.choice(("slot", "slot", "driver", *servers)),
         FaultKind.STORAGE: lambda rng: rng.choice(("fails", "full")),
+        FaultKind.DISK: lambda rng: (
+            f"{rng.choice(('checkpoints', 'scratch'))} "
+            f"{rng.choice(('full', 'read-only', 'failing', 'failing'))}"
+        ),
+        FaultKind.CLOCK: lambda rng: (
+            f"{rng.choice(('driver', 'slot', 'all'))} {rng.choice(('+3600', '-3600'))}"
+        ),
         FaultKind.POINTS: lambda rng: " ".join(rng.choices(points, k=3)),
         FaultKind.SAVEPOINT: lambda rng: rng.choice(("", *_SAVEPOINT_POINTS)) or "without a kill",
     }

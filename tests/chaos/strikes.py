@@ -6,7 +6,6 @@ that stopped, a call of storage that failed, a crash point at which a process ki
 
 from __future__ import annotations
 
-import errno
 import random
 import signal
 import time
@@ -15,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.chaos.clocks import move_clocks
+from tests.chaos.disks import break_disk, fill_disk, to_condition
 from tests.chaos.drivers import Drivers, SavepointStop
 from tests.chaos.schedule import PARALLELISM_MAX, REACHABLE_POINTS, Fault, FaultKind
 from tests.chaos.servers import AnyServer
@@ -28,7 +29,6 @@ _RETRY_S = 0.3
 _TRIES_MAX = 150
 _STOPS_MAX = 3
 """A savepoint that other faults prevent is asked for again."""
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,10 @@ class Faults:
                 return self._freeze(fault)
             case FaultKind.STORAGE:
                 return self._break_storage(fault)
+            case FaultKind.DISK:
+                return self._break_disk(fault)
+            case FaultKind.CLOCK:
+                return self._move_clocks(fault)
             case FaultKind.POINTS:
                 return self._arm(fault, fault.variant.split(" "))
             case FaultKind.SAVEPOINT:
@@ -278,8 +282,15 @@ class Faults:
         is_running = status is not None and status.state == "running"
         return is_running and self._drivers.last.is_running
 
+    @property
+    def _is_disk_broken(self) -> bool:
+        """True while a fault of a disk lasts. One at a time: each one writes to the disk itself."""
+        return any(
+            a.fault.kind is FaultKind.DISK or a.fault.variant == "full" for a in self._active
+        )
+
     def _break_storage(self, fault: Fault) -> _Active | None:
-        if not self._is_job_running():
+        if not self._is_job_running() or (fault.variant == "full" and self._is_disk_broken):
             return None
         return self._fill_disk(fault) if fault.variant == "full" else self._fail_calls(fault)
 
@@ -301,24 +312,27 @@ class Faults:
         return _Active(fault, 0.0, heal)
 
     def _fill_disk(self, fault: Fault) -> _Active:
-        filler = self._directory / "disk" / f"filler-{fault.draw}"
-        is_full = False
-        with filler.open("wb", buffering=0) as file:
-            size = _CHUNK_BYTES
-            while size:
-                try:
-                    size = size if file.write(bytes(size)) == size else size // 2
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    size //= 2
-                    is_full = True
+        return _Active(fault, 0.0, fill_disk(self._directory, "checkpoints", fault.draw))
 
-        def heal() -> bool:
-            filler.unlink()
-            return is_full
-
+    def _break_disk(self, fault: Fault) -> _Active | None:
+        if not self._is_job_running() or self._is_disk_broken:
+            return None
+        disk, _, condition = fault.variant.partition(" ")
+        heal = break_disk(self._directory, disk, to_condition(condition), fault.draw)
         return _Active(fault, 0.0, heal)
+
+    def _move_clocks(self, fault: Fault) -> _Active | None:
+        others = any(active.fault.kind is FaultKind.CLOCK for active in self._active)
+        slots = self._drivers.find_slots()
+        if others or not slots or not self._is_job_running():
+            return None
+        victims, _, offset_s = fault.variant.partition(" ")
+        pids = {
+            "driver": [self._drivers.last.pid],
+            "slot": [slots[fault.draw % len(slots)]],
+            "all": [self._drivers.last.pid, *slots],
+        }[victims]
+        return _Active(fault, 0.0, move_clocks(self._directory, pids, int(offset_s)))
 
     def _stop_with_savepoint(self, fault: Fault) -> _Active | None:
         status = self._drivers.look()

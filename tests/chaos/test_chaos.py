@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.chaos.clocks import describe_clocks
+from tests.chaos.disks import break_disk, describe_disks
+from tests.chaos.libraries import build_library, find_compiler, preload
 from tests.chaos.limits import Limits
+from tests.chaos.machine import Machine
 from tests.chaos.model import Record, compare, expect
-from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html
+from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html, to_json
 from tests.chaos.run import Outcome, ScheduleRun, SinkVerdict
 from tests.chaos.schedule import Fault, FaultKind, Schedule, SinkKind, draw_schedule
 from tests.chaos.servers import Servers
@@ -100,6 +108,95 @@ def test_run_until_every_kind_has_struck_goes_on_after_a_fault_without_a_victim(
     assert limits.are_reached([missed, struck], kinds, 100.0)
     to_the_end = replace(limits, ends_once_all_struck=False)
     assert not to_the_end.are_reached([missed, struck], kinds, 100.0)
+
+
+def test_kind_that_cannot_run_here_is_named_and_has_a_status_of_its_own() -> None:
+    outcome = make_outcome(Strike(SLOT_KILLS[0], was_delivered=True))
+    whole = ChaosReport((outcome,), (FaultKind.SLOTS,), 7, 1.0, {})
+    part = replace(whole, not_run={FaultKind.DISK: "mounting needs root"})
+    red = replace(part, outcomes=(replace(outcome, failure="it hangs"),))
+    assert [report.exit_status for report in (whole, part, red)] == [0, 3, 1]
+    assert "NOT RUN: disk: mounting needs root" in summarize(part)
+    assert "mounting needs root" in to_html(part)
+    assert to_json(part)["not_run"] == {"disk": "mounting needs root"}
+
+
+def test_machine_without_abilities_replaces_the_faults_that_need_them() -> None:
+    faults = (
+        Fault(FaultKind.STORAGE, "full", 1.0, 1.0, 1),
+        Fault(FaultKind.DISK, "scratch failing", 2.0, 1.0, 1),
+    )
+    schedule = replace(small_schedule(1), faults=faults)
+    refused = Machine({FaultKind.DISK: "mounting needs root"})
+    assert [f.variant for f in refused.adapt(schedule).faults] == ["fails", "scratch read-only"]
+    able = Machine(libraries=(Path("library.so"),))
+    assert able.adapt(schedule) == schedule
+    assert refused.choose(ALL_KINDS) == tuple(k for k in ALL_KINDS if k is not FaultKind.DISK)
+
+
+def build(name: str, directory: Path) -> Path:
+    compiler = find_compiler()
+    if compiler is None:
+        pytest.skip("no C compiler (cc)")
+    return build_library(compiler, name, directory)
+
+
+def test_library_lets_writes_below_one_directory_fail_and_no_others(tmp_path: Path) -> None:
+    library = build("failing_disk", tmp_path)
+    for folder in ("disk", "scratch"):
+        (tmp_path / folder).mkdir()
+    heal = break_disk(tmp_path, "scratch", "failing", 1)
+    program = (
+        "import os, sys\n"
+        "for folder in ('disk', 'scratch'):\n"
+        "    try:\n"
+        "        os.write(os.open(f'{sys.argv[1]}/{folder}/a', os.O_CREAT | os.O_WRONLY), b'1')\n"
+        "        print(folder, 'works')\n"
+        "    except OSError as error:\n"
+        "        print(folder, error.errno)\n"
+    )
+    environment = {**preload([library]), **describe_disks(tmp_path)}
+    output = run_python(program, environment, tmp_path)
+    assert output.split("\n")[:2] == ["disk works", f"scratch {errno.EIO}"]
+    assert heal()
+    assert "scratch works" in run_python(program, environment, tmp_path)
+
+
+@pytest.mark.parametrize("offset_s", [3_600, -3_600])
+def test_library_moves_the_wall_clock_and_keeps_the_length_of_waits(
+    tmp_path: Path, offset_s: int
+) -> None:
+    library = build("jumping_clock", tmp_path)
+    environment = {**preload([library]), **describe_clocks(tmp_path)}
+    program = (
+        "import os, sys, threading, time\n"
+        "from pathlib import Path\n"
+        "before, steady = time.time(), time.monotonic()\n"
+        "Path(sys.argv[1], 'clocks', str(os.getpid())).write_text(sys.argv[2])\n"
+        "moved_s = time.time() - before\n"
+        "from confluent_kafka import Consumer\n"
+        "settings = {'bootstrap.servers': '127.0.0.1:1', 'group.id': 'g', 'log_level': 0}\n"
+        "consumer = Consumer(settings)\n"
+        "consumer.subscribe(['t'])\n"
+        "consumer.poll(0.2)\n"
+        "threading.Event().wait(0.2)\n"
+        "print(moved_s, time.monotonic() - steady)\n"
+    )
+    moved_s, took_s = map(float, run_python(program, environment, tmp_path, offset_s).split())
+    assert moved_s == pytest.approx(offset_s, abs=20)
+    assert 0.4 <= took_s < 20
+
+
+def run_python(program: str, environment: dict[str, str], *arguments: object) -> str:
+    ended = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, **environment},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return ended.stdout
 
 
 def test_red_schedule_names_the_command_that_repeats_it() -> None:
