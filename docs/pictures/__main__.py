@@ -35,8 +35,8 @@ def main() -> None:
         (IMAGES / f"{name}.svg").write_text(draw().svg(), encoding="utf-8")
     page = results.PAGE.read_text(encoding="utf-8")
     results.PAGE.write_text(results.fill_tables(page), encoding="utf-8")
-    for path in nexmark.PAGES:
-        path.write_text(nexmark.fill_page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    page = nexmark.PAGE.read_text(encoding="utf-8")
+    nexmark.PAGE.write_text(nexmark.fill_page(page), encoding="utf-8")
 
 
 if __name__ == "__main__":

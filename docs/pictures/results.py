@@ -1,4 +1,4 @@
-"""The measured results of results.json, and the tables of docs/benchmarks.md that show them.
+"""The measured results of results.json, and the tables of benchmark-results.md that show them.
 
 results.json is the only place of each figure. `ours` and `theirs` hold one value a turn, or one
 median where the turns were not kept. `ratio` holds a median, and then the least and the greatest.
@@ -18,7 +18,7 @@ from typing import TypedDict
 from typing_extensions import NotRequired
 
 DATA = Path(__file__).with_name("results.json")
-PAGE = Path(__file__).resolve().parents[1] / "benchmarks.md"
+PAGE = Path(__file__).resolve().parents[1] / "reference" / "benchmark-results.md"
 HEADER = "| measured | onceflow | compared with | its figure | ratio | date |\n"
 NO_BREAK = "\u2011"
 """A hyphen at which a line does not break."""

@@ -70,7 +70,7 @@ def test_programs_of_the_pages_on_operators_and_joins_run_as_shown(
     for payment in payments():
         amounts[payment["account"]].add(payment["amount"])
     kinds = Counter[str]()
-    for one in rows_in(tmp_path / "target/kinds"):
+    for one in rows_in(tmp_path / "target/latest"):
         kinds[one["account"]] = max(kinds[one["account"]], one["amounts"])
     assert kinds == {account: len(seen) for account, seen in amounts.items()}
     newest: dict[str, dict[str, Any]] = {}

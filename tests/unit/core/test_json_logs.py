@@ -155,7 +155,8 @@ def test_every_logger_is_documented() -> None:
         for path in (ROOT / folder).rglob("*.py")
         for name in re.findall(r'getLogger\("(onceflow[\w.]*)"\)', path.read_text("utf-8"))
     }
-    section = (ROOT / "docs" / "monitoring.md").read_text("utf-8").partition("| logger |")[2]
+    page = (ROOT / "docs" / "reference" / "loggers.md").read_text("utf-8")
+    section = page.partition("| logger |")[2]
     documented = set(re.findall(r"`(onceflow[\w.]*)`", section.partition("\n\n")[0]))
     assert documented == named
 
