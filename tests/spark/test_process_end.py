@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from tests.support.program import Program, python
 
+from onceflow import FileSystemStorage
+
+RETENTION = "ONCEFLOW_EXECUTION_CHECKPOINTING_EXTERNALIZED_CHECKPOINT_RETENTION"
+DELETES = "DELETE_ON_CANCELLATION"
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
@@ -45,7 +49,9 @@ raise LookupError("a mistake in the main thread")
 def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
     tmp_path: Path, cluster: str, interrupted: bool
 ) -> None:
-    with Program(tmp_path / "log", *python("-c", SCRIPT, tmp_path, cluster)) as process:
+    """The checkpoints stay, also those that a cancel by the user would delete."""
+    command = python("-c", SCRIPT, tmp_path, cluster)
+    with Program(tmp_path / "log", *command, environment={RETENTION: DELETES}) as process:
         process.wait_until(lambda: "running\n" in process.output())
         if interrupted:
             time.sleep(0.1)
@@ -56,3 +62,5 @@ def test_a_main_thread_that_fails_ends_the_process_and_the_job_in_good_order(
     assert "LookupError: a mistake in the main thread" in err
     assert "Fatal Python error" not in err
     assert "terminate called" not in err
+    last = FileSystemStorage(str(tmp_path / "checkpoints")).open("ledger").log.read().completed[-1]
+    assert last.snapshots

@@ -307,3 +307,18 @@ def test_decisions_name_those_that_are_not_known_to_be_committed() -> None:
     assert not of_type(FinishJob, job.decisions)
     job.committed(5, [whole])
     assert of_type(FinishJob, job.decisions)
+
+
+def test_a_checkpoint_is_delivered_when_the_slowest_sink_has_committed_it() -> None:
+    """A restart would not commit what only the faster sink has committed."""
+    fast, slow = SubtaskRef("lake", -1), SubtaskRef("archive", -1)
+    job = Coordination(CheckpointSettings(interval_s=10.0), committers=frozenset({fast, slow}))
+    for number in range(1, 4):
+        assert job.trigger() == number
+        job.complete(number)
+        job.committed(number, [fast])
+        if number == 2:
+            job.committed(1, [slow])
+    decisions = [d.completed for d in of_type(AppendDecision, job.decisions)]
+    assert [decision.delivered_through for decision in decisions] == [0, 0, 1]
+    assert [decision.undelivered for decision in decisions] == [(), (1,), (2,)]

@@ -47,6 +47,7 @@ class _Target:
     through: int = 0
     refusals: int = 0
     """How many commits it refuses before it takes one."""
+    refuses_aborts: bool = False
     asked: list[str] = field(default_factory=list[str])
 
     def commit(self, transaction: TransactionId) -> CommitOutcome:
@@ -64,6 +65,8 @@ class _Target:
 
     def abort(self, transaction: TransactionId) -> AbortOutcome:
         self.asked.append(f"abort {transaction}")
+        if self.refuses_aborts:
+            return RetryLater("it is read-only")
         if transaction in self.proofs:
             return AlreadyCommitted()
         self.prepared.remove(transaction)
@@ -338,6 +341,24 @@ def test_a_retired_sink_is_recovered_and_forgotten_and_never_opened(tmp_path: Pa
     recovery.sweep(decision)
     job.log.append(decision)
     assert job.log.view.sinks == {"a"}
+
+
+def test_a_retired_sink_is_not_forgotten_before_its_sweep_has_ended(tmp_path: Path) -> None:
+    """If the sweep fails, the next attempt must ask for its transactions in doubt once more."""
+    job = _Job(tmp_path, "a", "old")
+    job.decide(_decide(1))
+    job.deadline_s = 0.0
+    retired = _Target()
+    recovery = job.begin({"old": _Sink(retired)}, a=_Sink(_Target()))
+    job.recover(recovery)
+    late = _tx(2, sink="old")
+    retired.prepared.append(late)
+    retired.refuses_aborts = True
+    decision = _decide(2, attempt=2)
+    with pytest.raises(CommitFailed, match="could not be rolled back"):
+        recovery.sweep(decision)
+    job.log.append(decision)
+    assert job.log.view.sinks == {"a", "old"}
 
 
 def test_what_is_in_doubt_is_listed_for_the_sinks_that_are_asked_for(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -406,6 +406,35 @@ def test_a_committer_is_not_closed_under_its_commit_and_the_slot_is_told() -> No
         assert not worker.close(0.05), "its commit is under way"
         assert not committer.is_closed
     assert committer.is_closed
+
+
+@dataclass(frozen=True)
+class GatedSink(DirectorySink):
+    """A sink with a committer that a test lets through."""
+
+    gated: GatedCommitter
+
+    def committer(self, context: CommitterContext) -> Committer:
+        return self.gated
+
+
+def test_a_committer_that_hangs_keeps_no_other_one_from_ending(tmp_path: Path) -> None:
+    """A committer that goes on would commit beside those of the next attempt."""
+    commits = SlotCommits(slot_context(tmp_path, lambda mail: None))
+    hanging, idle = GatedCommitter(), GatedCommitter()
+    for sink_id, committer in (("hanging", hanging), ("idle", idle)):
+        work = WriteTo(GatedSink(str(tmp_path / sink_id), committer), sink_id)
+        worker = commits.worker(SUBTASK, Operator(sink_id, work, (), SCHEMA), work)
+        if committer is hanging:
+            transaction = ids.TransactionId(sink_id, ids.AttemptId(1), FIRST, 0)
+            worker.record_pre_commit(FIRST, [committables.Committable(transaction, 1)])
+    commits.commit_through(messages.Complete(FIRST, {"hanging": FIRST, "idle": FIRST}), [SUBTASK])
+    assert hanging.is_committing.wait(60)
+    left_s = iter([0.05, 60.0])
+    assert not commits.close(lambda: next(left_s))
+    assert idle.is_closed
+    hanging.passes.release()
+    assert commits.close(lambda: 60.0)
 
 
 def test_a_commit_of_the_driver_counts_for_its_own_sink_alone(tmp_path: Path) -> None:

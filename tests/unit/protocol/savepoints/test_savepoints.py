@@ -20,6 +20,7 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import LogEntry, LogView, apply, next_claim, next_decision
+from onceflow.core.protocol.log.target_records import to_record
 from onceflow.core.protocol.savepoints.savepoint import (
     UNSEEN_CHECKPOINTS,
     Savepoint,
@@ -168,6 +169,14 @@ def test_a_new_log_goes_on_where_the_savepoints_log_has_ended() -> None:
     after = decided(view, begun)
     assert after.memory.sinks == ("out",)
     assert after.memory.coverage(transaction(1, 1).transaction).value == "decided"
+
+
+def test_the_first_decision_has_a_number_that_no_target_knows() -> None:
+    """A target takes a number that it knows for a commit that it has, and the rows are lost."""
+    record = to_record("out", 1, [transaction(1, 500).transaction])
+    for view in (claimed(RAN), claimed(seed_view(LogView(), TAKEN))):
+        begun = build_first_decision(TAKEN, view, attempt=view.attempt, now_ms=7, records=[record])
+        assert begun.checkpoint > 500
 
 
 def test_without_its_log_nobody_knows_what_followed_a_savepoint_of_a_job_that_went_on() -> None:
