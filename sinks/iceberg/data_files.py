@@ -79,7 +79,10 @@ _FIRST_PARTITION_ID = 1000
 def split_rows(
     rows: pa.RecordBatch, spec: PartitionSpec, schema: Schema
 ) -> Iterator[tuple[PartitionKey | None, pa.RecordBatch]]:
-    """Yield each partition with its rows, in order; the partition is None without partitions."""
+    """Yield each partition with its rows, in order; the partition is None without partitions.
+
+    `schema` and `rows` have the names of columns in data files.
+    """
     if spec.is_unpartitioned() or not rows.num_rows:
         yield None, rows
         return
@@ -128,11 +131,8 @@ def parse_spec(terms: Sequence[str], schema: Schema) -> PartitionSpec:
 
 def _transform(rows: pa.RecordBatch, field: PartitionField, schema: Schema) -> pa.Array:
     source = schema.find_field(field.source_id)
+    # In data files no name contains a dot: dots only separate the parts of a path.
     name, *inner = (schema.find_column_name(field.source_id) or "").split(".")
-    # A top-level name may contain a dot. Only a name that is no column of the rows is a path into a
-    # struct.
-    if source.name in rows.schema.names:
-        name, inner = source.name, []
     column = rows.column(name)
     if inner:
         column = pc.struct_field(column, inner)
@@ -318,7 +318,7 @@ class PartitionedFiles:
     def __init__(self, table: Table, names: DataFileNames) -> None:
         """Read the table's layout; write nothing yet."""
         self._table, self._names = table, names
-        self._schema, self._spec = table.schema(), table.spec()
+        self._schema, self._spec = sanitize_column_names(table.schema()), table.spec()
         roll_bytes = table.properties.get(
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES,
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT,
@@ -347,7 +347,7 @@ class PartitionedFiles:
         if any(len(part.encode()) > _NAME_LENGTH_MAX_BYTES for part in path.split("/")):
             # Only manifests define a file's partition; directories are for people.
             path = provider.new_data_location(name, None)
-        return _OpenFile(self._table, path, key)
+        return _OpenFile(self._table, self._schema, path, key)
 
 
 def delete_files(io: FileIO, paths: Sequence[str]) -> None:
@@ -386,9 +386,9 @@ def list_files(io: FileIO, location: str) -> Iterator[tuple[str, datetime]]:
 
 
 class _OpenFile(EncodedFile[DataFile]):
-    def __init__(self, table: Table, path: str, key: PartitionKey | None) -> None:
+    def __init__(self, table: Table, schema: Schema, path: str, key: PartitionKey | None) -> None:
         self.path = path
-        self._key = key
+        self._schema, self._key = schema, key
         self._table = table
         self._output = table.io.new_output(path)
         self._stream: OutputStream | None = None
@@ -436,9 +436,7 @@ class _OpenFile(EncodedFile[DataFile]):
             spec_id=self._table.metadata.default_spec_id,
             equality_ids=None,
             key_metadata=None,
-            **describe_statistics(
-                footer, sanitize_column_names(self._table.schema()), self._table.properties
-            ),
+            **describe_statistics(footer, self._schema, self._table.properties),
         )
 
     @override

@@ -304,6 +304,32 @@ def test_uuids_that_are_keys_or_name_partitions_are_refused_at_start(tmp_path: P
         job.with_settings(primary_key=("id",)).open()
 
 
+_ODD = pa.struct([("1st day", pa.int64())])
+
+
+@pytest.mark.parametrize("settings", [{}, {"write_mode": "upsert", "primary_key": ("row id",)}])
+@pytest.mark.parametrize("partition", ["order day", "bucket(4, a.b)", "s p.1st day"])
+def test_columns_whose_names_avro_does_not_allow_partition_a_table(
+    tmp_path: Path, settings: dict[str, Any], partition: str
+) -> None:
+    """A data file has other names for such columns than the table."""
+    fields = [("row id", pa.int64(), False), ("order day", pa.string()), ("a.b", pa.int64())]
+    schema = pa.schema([pa.field(*given) for given in [*fields, ("s p", _ODD)]])
+    job = IcebergJob(tmp_path, schema, partition_by=(partition,), **settings).open()
+    rows: list[dict[str, Any]] = [
+        {"row id": 1, "order day": "mon/1", "a.b": 5, "s p": {"1st day": 6}},
+        {"row id": 2, "order day": None, "a.b": None, "s p": None},
+    ]
+    assert job.commit(1, job.prepare(1, rows)) == Committed()
+    if settings:
+        rows[0] = {"row id": 1, "order day": "tue", "a.b": 7, "s p": {"1st day": 8}}
+        assert job.commit(2, job.prepare(2, rows[:1])) == Committed()
+    with job.table() as table:
+        found = table.scan().to_arrow().sort_by("row id").to_pylist()
+        assert found == rows
+        assert {each.file.record_count for each in table.scan().plan_files()} == {1}
+
+
 def test_names_with_quotes_and_dots_are_names(tmp_path: Path) -> None:
     job = IcebergJob(tmp_path, table=("shop", "a.b \"c\" 'd'")).open()
     assert job.commit(1, job.prepare(1, one(1))) == Committed()
