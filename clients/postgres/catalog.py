@@ -95,6 +95,9 @@ class PostgresType:
     """True if elements or attributes have limits to which the server cuts or rounds their texts."""
     has_constraints: bool = False
     """True if the column was declared as a domain with CHECK constraints."""
+    is_recoded: bool = False
+    """True if the database stores texts in another encoding than UTF-8, which lacks some of its
+    characters."""
 
     @property
     def element_type(self) -> PostgresType:
@@ -181,7 +184,9 @@ _COLUMNS = """
                        AND p.typnamespace = 'pg_catalog'::regnamespace
                        AND p.typname NOT IN ('bit', 'varbit')) AS has_limited_parts,
            EXISTS (SELECT FROM layer AS d JOIN pg_catalog.pg_constraint AS k ON k.contypid = d.type
-                   WHERE d.attnum = layer.attnum AND k.contype = 'c') AS has_constraints
+                   WHERE d.attnum = layer.attnum AND k.contype = 'c') AS has_constraints,
+           -- A database in SQL_ASCII takes all bytes.
+           pg_catalog.current_setting('server_encoding') NOT IN ('UTF8', 'SQL_ASCII') AS is_recoded
     FROM layer
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = {table} AND a.attnum = layer.attnum
     JOIN pg_catalog.pg_type AS t ON t.oid = layer.type
@@ -393,7 +398,7 @@ def _unfit_for_policies(name: TableName, grantee: str) -> Finding:
 def _column(row: Sequence[Any], grantee: str) -> TableColumn:
     name, modifier, not_null, has_default, generated, insertable, updatable, readable = row[:8]
     deterministic, shown, base, kind, always_identity, closed_sequence, element = row[8:15]
-    has_limited_parts, has_constraints = row[15:]
+    has_limited_parts, has_constraints, is_recoded = row[15:]
     precision, scale = _numeric_limits(element or kind, modifier)
     length: int | None = None
     if (element or kind) in ("varchar", "bpchar") and modifier >= _TYPMOD_OFFSET:
@@ -412,6 +417,7 @@ def _column(row: Sequence[Any], grantee: str) -> TableColumn:
             unit_us=unit_us,
             has_limited_parts=has_limited_parts,
             has_constraints=has_constraints,
+            is_recoded=is_recoded,
         ),
         nullable=not not_null,
         has_default=has_default,

@@ -247,7 +247,12 @@ class PostgresFit(ColumnFit):
         kind = self.type
         # Elements of uuid[] are texts, of which no form is checked here.
         is_read = kind.has_constraints or kind.name == "enum" or kind.element == "uuid"
-        return is_read or self.is_text_form
+        return is_read or self.is_text_form or (kind.is_recoded and self._has_texts)
+
+    @property
+    def _has_texts(self) -> bool:
+        parts = self.wire.value_type if arrow.is_list(self.wire) else self.wire
+        return is_text(parts)
 
     @override
     def cast(self, given: pa.Array) -> pa.Array:

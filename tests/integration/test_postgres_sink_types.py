@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -10,7 +11,10 @@ import pytest
 from tests.integration.postgres_sink_kit import Job, query
 
 from onceflow.core.errors import BadRow, ConfigError
+from onceflow.core.protocol.committables import Committed
 from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.spi import OnBadRow
+from onceflow.core.storage import FileStagingArea
 from onceflow.sinks import PostgresSink
 
 _Mode = Literal["insert", "upsert"]
@@ -73,21 +77,50 @@ def test_arrays_arrive_element_by_element(database: str, shown: str, values: pa.
     assert [row[0] for row in found] == values.to_pylist()
 
 
-def test_database_of_another_encoding_gets_the_same_text(onceflow_postgres: Any) -> None:
+@pytest.fixture
+def latin1_database(onceflow_postgres: Any) -> Iterator[str]:
     name = "onceflow_latin"
     query(onceflow_postgres.url, f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
     query(
         onceflow_postgres.url,
         f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0",
     )
-    url: str = onceflow_postgres.database_url(name)
-    try:
-        _write(url, pa.array(["é"]), "text")
-        assert query(url, "SELECT encode(convert_to(v, 'LATIN1'), 'hex') FROM t") == [("e9",)]
-        with pytest.raises(BadRow, match="no equivalent"):
-            _write(url, pa.array(["€"]), "text")
-    finally:
-        query(onceflow_postgres.url, f"DROP DATABASE {name} WITH (FORCE)")
+    yield onceflow_postgres.database_url(name)
+    query(onceflow_postgres.url, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def test_database_of_another_encoding_gets_the_same_text(latin1_database: str) -> None:
+    _write(latin1_database, pa.array(["é"]), "text")
+    shown = query(latin1_database, "SELECT encode(convert_to(v, 'LATIN1'), 'hex') FROM t")
+    assert shown == [("e9",)]
+    with pytest.raises(BadRow, match="no equivalent"):
+        _write(latin1_database, pa.array(["€"]), "text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        ("text", ["é", "€"]),
+        ("varchar(9)", ["é", "€"]),
+        ("jsonb", ['"é"', '"€"']),
+        ("text[]", [["é"], ["a", "€"]]),
+    ],
+)
+def test_a_character_outside_the_encoding_makes_a_bad_row_before_its_decision(
+    latin1_database: str, tmp_path: Path, kind: str, texts: list[Any]
+) -> None:
+    query(latin1_database, f"CREATE TABLE t (id bigint, v {kind})")
+    rows = pa.record_batch({"id": pa.array([1, 2]), "v": pa.array(texts)})
+    staging = FileStagingArea.in_directory(str(tmp_path), "job.ledger")
+    sink = PostgresSink(latin1_database, table="t", commit_mode="ledger")
+    with Job(sink, schema=rows.schema, staging=staging, on_bad_row=OnBadRow.DROP) as job:
+        writer = job.check().writer()
+        writer.write(rows)
+        (committable,) = writer.pre_commit(CheckpointId(1))
+        (rejected,) = writer.take_rejected()
+        assert "no equivalent" in rejected.reasons[0]
+        assert job.committer().commit(committable) == Committed()
+    assert query(latin1_database, "SELECT id FROM t") == [(1,)]
 
 
 @pytest.mark.parametrize(
