@@ -250,6 +250,11 @@ class Dialect(ABC):
         """Return a table's name, quoted."""
         return ".".join(map(self.quote, ([name.schema] if name.schema else []) + [name.name]))
 
+    def unique_key_creation(self, table: TableName, columns: Sequence[str]) -> str:
+        """Return the statement that makes `columns` unique, also in a table with a primary key."""
+        names = ", ".join(map(self.quote, columns))
+        return f"ALTER TABLE {self.identifier(table)} ADD UNIQUE ({names})"
+
     @abstractmethod
     def compiler(self) -> Compiler:
         """Return SQLAlchemy's dialect, for the text of CREATE and ALTER; imports it."""

@@ -165,9 +165,8 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
     if table.index_over(rules.primary_key) is None:
         faults.append(
             f"it has no unique index over exactly ({', '.join(rules.primary_key)}), by which "
-            f"write_mode={rules.mode.value!r} finds rows. Run: ALTER TABLE "
-            f"{dialect.identifier(table.name)} ADD PRIMARY KEY "
-            f"({', '.join(map(dialect.quote, rules.primary_key))})"
+            f"write_mode={rules.mode.value!r} finds rows. Run: "
+            + dialect.unique_key_creation(table.name, rules.primary_key)
         )
     if table.inherited_by and rules.mode in (WriteMode.UPSERT, WriteMode.IGNORE):
         faults.append(

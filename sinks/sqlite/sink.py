@@ -142,6 +142,13 @@ class SQLiteDialect(Dialect):
         return catalog.literal(value)
 
     @override
+    def unique_key_creation(self, table: TableName, columns: Sequence[str]) -> str:
+        # ALTER TABLE adds no constraint.
+        names = ", ".join(map(self.quote, columns))
+        index = self.quote("_".join((table.name, "by", *columns)))
+        return f"CREATE UNIQUE INDEX {index} ON {self.quote(table.name)} ({names})"
+
+    @override
     def find_table(self, session: Session, name: TableName) -> Table | None:
         return catalog.find_table(session, name)
 

@@ -55,7 +55,7 @@ class Dialect:
 
 _MYSQL = Dialect(
     drop_key="ALTER TABLE t DROP PRIMARY KEY",
-    add_key=r"ALTER TABLE `\w+`\.`t` ADD PRIMARY KEY \(`id`\)",
+    add_key=r"ALTER TABLE `\w+`\.`t` ADD UNIQUE \(`id`\)",
     partial_index=None,
     unique_index="CREATE UNIQUE INDEX exact ON t (id)",
     many_keys=(
@@ -70,7 +70,7 @@ _MYSQL = Dialect(
 DIALECTS = {
     "postgres": Dialect(
         drop_key="ALTER TABLE t DROP CONSTRAINT t_pkey",
-        add_key=r'ALTER TABLE "public"\."t" ADD PRIMARY KEY \("id"\)',
+        add_key=r'ALTER TABLE "public"\."t" ADD UNIQUE \("id"\)',
         partial_index="CREATE UNIQUE INDEX partly ON t (id) WHERE id > 0",
         unique_index="CREATE UNIQUE INDEX exact ON t (id) INCLUDE (name)",
         many_keys=(
@@ -362,6 +362,17 @@ def test_table_without_the_unique_index_is_told_the_statement(
             job.check(attempt)
     database.query(dialect.unique_index)
     job.check(5)
+
+
+def test_the_statement_for_a_missing_index_works_in_a_table_with_another_primary_key(
+    make: Make, database: Database
+) -> None:
+    job = make()
+    database.query(DIALECTS[database.name].drop_key, "ALTER TABLE t ADD PRIMARY KEY (note)")
+    with pytest.raises(ConfigError, match="no unique index over exactly") as failure:
+        job.check(2)
+    database.query(str(failure.value).rpartition("Run: ")[2])
+    job.check(3)
 
 
 def test_key_that_ignores_case_is_refused_with_what_fixes_it(
