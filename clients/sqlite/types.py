@@ -28,9 +28,10 @@ from onceflow.core.arrow.kinds import is_bytes, is_text
 
 _MANTISSA_BITS = 53
 _UTC, _NOTHING = pa.scalar("+00:00", pa.large_string()), pa.scalar("", pa.large_string())
-# What a column of numbers would turn into a number.
 _OUTSIDE = "SQLite reads the years 1 to 9999"
-_NUMERAL = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+# A text that a column of numbers would turn into a number. SQLite skips the spaces of ASCII, among
+# them the vertical tab, which `\s` does not match.
+_NUMERAL = r"^[\t-\r ]*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?[\t-\r ]*$"
 
 
 @dataclass(frozen=True, slots=True)
