@@ -26,7 +26,8 @@ def main() -> int:
     """Run schedules until the time is over. Return the exit status that the help describes."""
     arguments = _parse()
     kinds = _parse_kinds(arguments.kinds)
-    enter_namespaces()
+    offer_packages()
+    enter_namespaces(kinds)
     seed = random.randrange(10**6) if arguments.seed is None else arguments.seed
     minutes = arguments.minutes
     if arguments.hours is not None:
@@ -85,12 +86,13 @@ def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport
     began = time.monotonic()
     outcomes: list[Outcome] = []
     logs: dict[int, str] = {}
-    offer_packages()
     directory = Path(tempfile.mkdtemp(prefix="onceflow-chaos-"))
     machine = examine_machine(directory)
     for kind in kinds:
         if reason := machine.missing.get(kind):
             _say(f"{kind.value} cannot run here: {reason}")
+    for remark in machine.remarks:
+        _say(remark)
     asked, kinds = kinds, machine.choose(kinds)
     _say(f"chaos from seed {seed} in {directory}")
     with Servers(_say) as servers:
@@ -116,7 +118,9 @@ def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport
     if not logs:
         shutil.rmtree(directory, ignore_errors=True)
     not_run = {kind: machine.missing[kind] for kind in asked if kind in machine.missing}
-    return ChaosReport(tuple(outcomes), kinds, seed, time.monotonic() - began, logs, not_run)
+    return ChaosReport(
+        tuple(outcomes), kinds, seed, time.monotonic() - began, logs, not_run, machine.remarks
+    )
 
 
 def _say(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +24,20 @@ _STOP_TIMEOUT_S = 15
 class ChaosDriver(DriverProcess):
     """One driver process with a status file of its own."""
 
-    def __init__(self, spec: JobSpec, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        directory: Path,
+        environment: Mapping[str, str],
+        prefix: Sequence[str],
+    ) -> None:
         """Start the driver. `directory` takes its spec, its status and its log."""
         directory.mkdir()
         super().__init__(directory)
         self._status_path = directory / "status.json"
         path = directory / "job.json"
         path.write_bytes(msgspec.json.encode(replace(spec, status_path=str(self._status_path))))
-        self.launch("tests.chaos.job", [path], environment)
+        self.launch("tests.chaos.job", [path], environment, prefix)
 
     @property
     def is_running(self) -> bool:
@@ -48,11 +54,21 @@ class ChaosDriver(DriverProcess):
 class Drivers:
     """All drivers of one job. The last one started owns the job."""
 
-    def __init__(self, spec: JobSpec, directory: Path, environment: Mapping[str, str]) -> None:
-        """Take the spec. `start` runs the first driver."""
+    def __init__(
+        self,
+        spec: JobSpec,
+        directory: Path,
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """Take the spec. `start` runs the first driver.
+
+        `prefix` is the command before each command, such as one that enters a host.
+        """
         self.spec = spec
         self._directory = directory
         self._environment = environment
+        self.prefix = prefix
         self.all: list[ChaosDriver] = []
         self._attempts: dict[int, int] = {}
 
@@ -70,7 +86,7 @@ class Drivers:
     def start(self) -> None:
         """Run another driver."""
         directory = self._directory / f"driver-{len(self.all)}"
-        self.all.append(ChaosDriver(self.spec, directory, self._environment))
+        self.all.append(ChaosDriver(self.spec, directory, self._environment, self.prefix))
 
     def look(self) -> DriverStatus | None:
         """Return the last report of the last driver, and note its attempt."""
@@ -108,11 +124,12 @@ class Drivers:
 class SavepointStop:
     """`onceflow stop --savepoint` as a process of its own."""
 
-    def __init__(self, spec: JobSpec, directory: Path) -> None:
-        """Start the command. `directory` takes its output."""
+    def __init__(self, spec: JobSpec, directory: Path, prefix: Sequence[str]) -> None:
+        """Start the command after `prefix`. `directory` takes its output."""
         number = len(list(directory.glob("stop-*.log")))
         self._program = Program(
             directory / f"stop-{number}.log",
+            *prefix,
             *python("-m", "onceflow.cli.main", "stop", JOB, "--savepoint", "--json"),
             *("--storage", spec.storage, "--timeout", _STOP_TIMEOUT_S, "--path", spec.savepoints),
         )

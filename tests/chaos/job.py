@@ -8,6 +8,7 @@ job drains its sources and ends. Exit status 0 means that the job has stopped in
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 from demo.driver import write_status
+from pyspark.sql import SparkSession
 from tests.chaos.broken_sink import ForgetsCommits
-from tests.chaos.schedule import Backend, Graph, SinkKind
+from tests.chaos.schedule import PARALLELISM_MAX, Backend, Graph, SinkKind
 from tests.support.failing_once import FailingOnceStorage
+from tests.support.standalone import SPARK_JVM
 from typing_extensions import assert_never
 
 from onceflow import (
@@ -36,6 +39,7 @@ from onceflow import (
     count,
     sum_,
 )
+from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
 from onceflow.core.decoding import json_decoder
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.core.spi import Sink
@@ -51,6 +55,16 @@ WINDOW_MS = 500
 JOIN_WITHIN_MS = 200
 HEARTBEAT_TIMEOUT_S = 4.0
 _LOOK_S = 0.05
+_EXECUTOR_CORES = 2
+_FOR_EXECUTORS = {
+    "PYTHONPATH",
+    VARIABLE,
+    DEATHS_VARIABLE,
+    "LD_PRELOAD",
+    "CHAOS_CLOCKS",
+    "CHAOS_FAILING_DISK",
+}
+"""The variables that faults of slots need."""
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -90,6 +104,9 @@ class JobSpec:
     at_least_once: bool
     broken: bool
     from_savepoint: str | None = None
+    master: str | None = None
+    """The URL of Spark's master, or None if slots are processes of the driver's host."""
+    driver_host: str | None = None
 
 
 def group_of(topic: str) -> str:
@@ -106,10 +123,10 @@ def describe_catalog(directory: str) -> dict[str, str]:
     }
 
 
-def build(spec: JobSpec) -> Pipeline:
+def build(spec: JobSpec, cluster: LocalProcesses | SparkSession) -> Pipeline:
     """Return the pipeline of the spec: one stream for each sink."""
     pipeline = Pipeline(
-        LocalProcesses(),
+        cluster,
         name=JOB,
         parallelism=spec.parallelism,
         checkpointing=Checkpointing(
@@ -253,9 +270,9 @@ def main(spec_path: str) -> None:
     Raises:
         OnceflowError: The job failed and may not be restarted.
     """
-    fork_own_host()
     spec = json_decoder(JobSpec).decode(Path(spec_path).read_bytes())
-    job = build(spec).start(from_savepoint=spec.from_savepoint)
+    cluster = _join_cluster(spec)
+    job = build(spec, cluster).start(from_savepoint=spec.from_savepoint)
     stop = Path(spec.stop_path)
     while not job.state.ended and not stop.exists():
         write_status(Path(spec.status_path), job.status())
@@ -266,6 +283,32 @@ def main(spec_path: str) -> None:
         final = job.stop(_STOP_TIMEOUT_S, savepoint=spec.savepoints, drain=True)
         Path(spec.drained_path).touch()
     write_status(Path(spec.status_path), final)
+    if not isinstance(cluster, LocalProcesses):
+        cluster.stop()
+
+
+def _join_cluster(spec: JobSpec) -> LocalProcesses | SparkSession:
+    if spec.master is None or spec.driver_host is None:
+        fork_own_host()
+        return LocalProcesses()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = (
+        SparkSession.Builder()
+        .master(spec.master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "OFF")
+        .config("spark.python.daemon.module", "onceflow.connectors.python_daemon")
+        .config("spark.driver.host", spec.driver_host)
+        .config("spark.driver.bindAddress", spec.driver_host)
+        .config("spark.cores.max", PARALLELISM_MAX + 1)
+        .config("spark.executor.cores", _EXECUTOR_CORES)
+        .config("spark.executor.memory", "512m")
+        .config("spark.executor.extraJavaOptions", SPARK_JVM)
+    )
+    for name in _FOR_EXECUTORS & os.environ.keys():
+        builder = builder.config(f"spark.executorEnv.{name}", os.environ[name])
+    return builder.getOrCreate()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class ChaosReport:
     """The directory with the logs of each red schedule, by its seed."""
     not_run: Mapping[FaultKind, str] = field(default_factory=dict)
     """The reason for each kind that was asked for and cannot run here."""
+    remarks: tuple[str, ...] = ()
+    """The variants of faults that this machine lacks."""
 
     @property
     def planned_faults(self) -> Counter[FaultKind]:
@@ -110,6 +112,7 @@ def to_json(report: ChaosReport) -> dict[str, object]:
             for kind in report.kinds
         },
         "not_run": {kind.value: reason for kind, reason in report.not_run.items()},
+        "remarks": list(report.remarks),
         "never_delivered": [kind.value for kind in report.missed_kinds],
         "crash_points": {point: report.deaths[point] for point in REACHABLE_POINTS},
         "recoveries": _total(report, "recoveries"),
@@ -158,6 +161,7 @@ def summarize(report: ChaosReport) -> str:
             lines.append(f"    logs:  {logs}")
     lines += [f"NEVER DELIVERED: {kind.value}" for kind in report.missed_kinds]
     lines += [f"NOT RUN: {kind.value}: {reason}" for kind, reason in report.not_run.items()]
+    lines += [f"NOTE: {remark}" for remark in report.remarks]
     return "\n".join(lines)
 
 
@@ -191,6 +195,7 @@ def to_html(report: ChaosReport) -> str:
         _table(("kind", "not run, because"), [(k.value, why) for k, why in report.not_run.items()])
         if report.not_run
         else "",
+        *(f"<p>{html.escape(remark)}</p>" for remark in report.remarks),
         "<h2>Crash points</h2>",
         _table(
             ("point", "processes that died there"),

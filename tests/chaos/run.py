@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from demo.run import transactions_with_staged_rows
 from demo.targets import observe_committed_records
 from tests.chaos.disks import mount_disks
 from tests.chaos.drivers import ChaosDriver, Drivers
+from tests.chaos.hosts import start_hosts
 from tests.chaos.job import JOB, JobSpec, group_of
 from tests.chaos.machine import NO_ABILITIES, Machine
 from tests.chaos.model import Difference, compare, expect
@@ -30,7 +31,8 @@ from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
 from onceflow.integration.faults import processes
 
 _LOOK_S = 0.05
-_START_DEADLINE_S = 90.0
+_START_DEADLINE_S = 300.0
+"""A Spark cluster takes long on a busy machine."""
 _FAULTS_DEADLINE_S = 180.0
 """From the first record to the end of the last fault."""
 _CATCH_UP_DEADLINE_S = 120.0
@@ -121,19 +123,10 @@ class ScheduleRun:
         """Run the schedule to its verdict. All processes of the job are gone afterwards."""
         began = time.monotonic()
         with ExitStack() as stack:
-            if self._schedule.needs_disks:
-                stack.enter_context(mount_disks(self._directory))
-            spec = self._servers.prepare(self._schedule, self._name, self._directory)
-            drivers = Drivers(spec, self._directory, self._environment())
-            stack.callback(drivers.end)
-            faults = Faults(
-                self._schedule.faults,
-                self._servers.by_name,
-                drivers,
-                self._directory,
-                self._say,
-            )
-            stack.callback(faults.end)
+            try:
+                spec, drivers, faults = self._prepare(stack)
+            except Exception as error:
+                return self._fail_preparation(error, began)
             records, failure = 0, ""
             verdicts: tuple[SinkVerdict, ...] = ()
             leftovers: tuple[str, ...] = ()
@@ -162,6 +155,45 @@ class ScheduleRun:
                 disk = self._directory / "disk"
                 shutil.copytree(disk, self._directory / "kept-disk", dirs_exist_ok=True)
             return outcome
+
+    def _prepare(self, stack: ExitStack) -> tuple[JobSpec, Drivers, Faults]:
+        """Make disks, hosts, topics and tables of the schedule. `stack` removes what can end."""
+        if self._schedule.needs_disks:
+            stack.enter_context(mount_disks(self._directory))
+        spec = self._servers.prepare(self._schedule, self._name, self._directory)
+        hosts = None
+        prefix: tuple[str, ...] = ()
+        environment = self._environment()
+        if self._schedule.needs_hosts:
+            hosts = stack.enter_context(start_hosts(self._directory, self._servers.ports))
+            prefix = hosts.driver.prefix
+            address = hosts.driver.address
+            spec = replace(spec, master=hosts.cluster.url, driver_host=address)
+            environment["SPARK_LOCAL_IP"] = address
+        drivers = Drivers(spec, self._directory, environment, prefix)
+        stack.callback(drivers.end)
+        faults = Faults(
+            self._schedule.faults,
+            self._servers.by_name,
+            drivers,
+            self._directory,
+            self._say,
+            hosts,
+        )
+        stack.callback(faults.end)
+        return spec, drivers, faults
+
+    def _fail_preparation(self, error: Exception, began: float) -> Outcome:
+        return Outcome(
+            schedule=self._schedule,
+            strikes=(),
+            deaths=Counter(),
+            recoveries=0,
+            drivers=0,
+            gave_up=(),
+            seconds=time.monotonic() - began,
+            failure=f"{type(error).__name__}: {error}",
+        )
 
     def _environment(self) -> dict[str, str]:
         return {

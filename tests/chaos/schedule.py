@@ -48,6 +48,8 @@ class FaultKind(str, Enum):
     """A disk of checkpoints or scratch directories that is full, read-only, or fails."""
     CLOCK = "clock"
     """Wall clocks of the driver, of slots, or of both, that jump by an hour and back."""
+    HOSTS = "hosts"
+    """A host of a Spark cluster that is cut off, hears or reaches nobody, or has a bad cable."""
     POINTS = "points"
     """SIGKILL at each of up to three crash points of the code."""
     SAVEPOINT = "savepoint"
@@ -77,6 +79,8 @@ class SinkKind(str, Enum):
                 return None
 
 
+HOSTS = ("driver", "worker-1", "worker-1", "worker-2", "worker-2", "master")
+"""The hosts whose cable may fail. Those of slots fail more often."""
 DATABASE_SINKS = tuple(kind for kind in SinkKind if kind.database)
 _SECOND_DRIVERS = ("beside a living one", "after a frozen one", "both killed")
 _OVERTAKING: tuple[CrashPoint, ...] = ("overtaken", "persisted", "replayed")
@@ -136,17 +140,23 @@ class Schedule:
         return any(f.kind is FaultKind.DISK or f.variant == "full" for f in self.faults)
 
     @property
+    def needs_hosts(self) -> bool:
+        """True if the job runs on a Spark cluster of several hosts."""
+        return any(fault.kind is FaultKind.HOSTS for fault in self.faults)
+
+    @property
     def needs_libraries(self) -> bool:
         """True if a fault needs a library that stands between processes and libc."""
         return any(fault.kind in {FaultKind.DISK, FaultKind.CLOCK} for fault in self.faults)
 
     def __str__(self) -> str:
         barriers = "unaligned" if self.unaligned else "aligned"
+        cluster = " on hosts" if self.needs_hosts else ""
         sinks = " + ".join(kind.value for kind in self.sinks)
         return (
-            f"{self.graph} into {sinks}, {barriers}, {self.backend}, {self.parallelism} slots, "
-            f"{self.partitions} partitions, {self.records} records a topic, "
-            f"checkpoints each {self.interval_s:.2f} s"
+            f"{self.graph} into {sinks}, {barriers}, {self.backend}, "
+            f"{self.parallelism} slots{cluster}, {self.partitions} partitions, "
+            f"{self.records} records a topic, checkpoints each {self.interval_s:.2f} s"
         )
 
 
@@ -222,6 +232,9 @@ def _draw_length(rng: random.Random, kind: FaultKind) -> float:
         case FaultKind.STORAGE:
             # A call fails once, so the fault waits for a checkpoint. A full disk stays full.
             return rng.uniform(1.5, 6.0)
+        case FaultKind.HOSTS:
+            # The heartbeat timeout of the job lies in this range.
+            return rng.uniform(1.5, 10.0)
         case FaultKind.DISK | FaultKind.CLOCK:
             return rng.uniform(1.5, 6.0)
         case FaultKind.DRIVER:
@@ -263,6 +276,9 @@ def _variants(
         ),
         FaultKind.CLOCK: lambda rng: (
             f"{rng.choice(('driver', 'slot', 'all'))} {rng.choice(('+3600', '-3600'))}"
+        ),
+        FaultKind.HOSTS: lambda rng: (
+            f"{rng.choice(HOSTS)} {rng.choice(('cut', 'in', 'out', 'loss', 'delay', 'reorder'))}"
         ),
         FaultKind.POINTS: lambda rng: " ".join(rng.choices(points, k=3)),
         FaultKind.SAVEPOINT: lambda rng: rng.choice(("", *_SAVEPOINT_POINTS)) or "without a kill",

@@ -37,6 +37,11 @@ class Servers:
         return "mysql" in self.by_name
 
     @property
+    def ports(self) -> tuple[int, ...]:
+        """The ports at which clients reach the servers."""
+        return tuple(server.client_address[1] for server in self.by_name.values())
+
+    @property
     def _kafka(self) -> EmbeddedKafka:
         server = self.by_name["kafka"]
         assert isinstance(server, EmbeddedKafka)

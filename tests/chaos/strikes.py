@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.chaos.clocks import move_clocks
 from tests.chaos.disks import break_disk, fill_disk, to_condition
 from tests.chaos.drivers import Drivers, SavepointStop
+from tests.chaos.hosts import Hosts, break_cable
 from tests.chaos.schedule import PARALLELISM_MAX, REACHABLE_POINTS, Fault, FaultKind
 from tests.chaos.servers import AnyServer
 from tests.support.failing_once import FailingOnceStorage
@@ -67,14 +68,19 @@ class Faults:
         drivers: Drivers,
         directory: Path,
         say: Callable[[str], None],
+        hosts: Hosts | None = None,
     ) -> None:
-        """Take the plan. `directory` is that of the schedule."""
+        """Take the plan. `directory` is that of the schedule.
+
+        `hosts` are None if driver and slots are processes of this host.
+        """
         self._pending = [_Pending(fault, fault.at_s) for fault in faults]
         self._active: list[_Active] = []
         self._servers = servers
         self._drivers = drivers
         self._directory = directory
         self._say = say
+        self._hosts = hosts
         self._points = directory / "points"
         self._deaths = directory / "deaths"
         for folder in (self._points, self._deaths):
@@ -153,6 +159,8 @@ class Faults:
                 return self._break_disk(fault)
             case FaultKind.CLOCK:
                 return self._move_clocks(fault)
+            case FaultKind.HOSTS:
+                return self._break_cable(fault)
             case FaultKind.POINTS:
                 return self._arm(fault, fault.variant.split(" "))
             case FaultKind.SAVEPOINT:
@@ -321,6 +329,16 @@ class Faults:
         heal = break_disk(self._directory, disk, to_condition(condition), fault.draw)
         return _Active(fault, 0.0, heal)
 
+    def _break_cable(self, fault: Fault) -> _Active | None:
+        name, _, action = fault.variant.partition(" ")
+        others = (active.fault for active in self._active)
+        is_broken = any(o.kind is FaultKind.HOSTS and o.variant.startswith(name) for o in others)
+        if self._hosts is None or is_broken or not self._is_job_running():
+            return None
+        host = self._hosts.by_name[name]
+        heal = break_cable(host, action, has_netem=self._hosts.has_netem)
+        return _Active(fault, 0.0, heal)
+
     def _move_clocks(self, fault: Fault) -> _Active | None:
         others = any(active.fault.kind is FaultKind.CLOCK for active in self._active)
         slots = self._drivers.find_slots()
@@ -341,7 +359,7 @@ class Faults:
             return None
         if fault.variant in REACHABLE_POINTS and not self._has_died_at(fault.variant):
             (self._points / fault.variant).touch()
-        stop = self._stop = SavepointStop(self._drivers.spec, self._directory)
+        stop = self._stop = SavepointStop(self._drivers.spec, self._directory, self._drivers.prefix)
         driver = self._drivers.last
 
         def move_once_stopped() -> bool:

@@ -125,11 +125,16 @@ def test_machine_without_abilities_replaces_the_faults_that_need_them() -> None:
     faults = (
         Fault(FaultKind.STORAGE, "full", 1.0, 1.0, 1),
         Fault(FaultKind.DISK, "scratch failing", 2.0, 1.0, 1),
+        Fault(FaultKind.HOSTS, "worker-1 reorder", 3.0, 1.0, 1),
     )
     schedule = replace(small_schedule(1), faults=faults)
     refused = Machine({FaultKind.DISK: "mounting needs root"})
-    assert [f.variant for f in refused.adapt(schedule).faults] == ["fails", "scratch read-only"]
-    able = Machine(libraries=(Path("library.so"),))
+    assert [fault.variant for fault in refused.adapt(schedule).faults] == [
+        "fails",
+        "scratch read-only",
+        "worker-1 delay",
+    ]
+    able = Machine(libraries=(Path("library.so"),), has_netem=True)
     assert able.adapt(schedule) == schedule
     assert refused.choose(ALL_KINDS) == tuple(k for k in ALL_KINDS if k is not FaultKind.DISK)
 

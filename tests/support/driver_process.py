@@ -19,12 +19,19 @@ class DriverProcess:
         self._drivers: list[Program] = []
 
     def launch(
-        self, module: str, arguments: Sequence[str | Path], environment: Mapping[str, str]
+        self,
+        module: str,
+        arguments: Sequence[str | Path],
+        environment: Mapping[str, str],
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Run `module` of this repository with `arguments`, and `environment` over our own."""
+        """Run `module` of this repository with `arguments`, and `environment` over our own.
+
+        `prefix` is the command before the command, such as one that enters a namespace.
+        """
         if self._drivers:
             self._drivers[-1].wait()
-        command = python("-m", module, *arguments)
+        command = (*prefix, *python("-m", module, *arguments))
         self._drivers.append(Program(self.log_path, *command, environment=environment))
 
     @property
