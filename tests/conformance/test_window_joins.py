@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -383,6 +384,19 @@ def test_windows_of_two_streams_equal_a_model_of_records_batch_by_batch_through_
     assert by_key(running.made) == model.made
     assert sorted(running.late) == sorted(model.late)
     assert model.late
+
+
+def test_a_window_that_had_fired_before_a_restore_comes_with_late_records_alone(job: Job) -> None:
+    """At another parallelism, the key groups of one subtask may have had other event times."""
+    half = MAX_PARALLELISM // 2
+    event_time = [(0, half - 1, 9), (half, MAX_PARALLELISM - 1, 0)]
+    elements = list(map(msgspec.msgpack.encode, event_time))
+    running = Running(job, TUMBLING, 50, Numbered(), event_time=elements)
+    rows = [(f"k{number}", 0, 5, number) for number in range(20)]
+    running.take(0, rows)
+    assert 0 < len(running.made) < len(rows), "of the key groups that were ahead"
+    running.advance(9)
+    assert sorted(one["account"] for one in running.made) == sorted(f"k{n}/0" for n in range(20))
 
 
 def test_a_window_is_twice_in_no_batch_though_it_comes_with_each_late_record(job: Job) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -28,8 +29,10 @@ _CONTEXT = WriterContext(
 _ROWS = pa.record_batch([[1, 2]], names=["id"])
 
 
-def _tx(checkpoint: int, *, sink: str = "out", subtask: int = 1, sequence: int = 0) -> Committable:
-    return Committable(TransactionId(sink, 3, checkpoint, subtask, sequence), rows=5)
+def _tx(
+    checkpoint: int, *, sink: str = "out", attempt: int = 3, subtask: int = 1, sequence: int = 0
+) -> Committable:
+    return Committable(TransactionId(sink, attempt, checkpoint, subtask, sequence), rows=5)
 
 
 class _Commits:
@@ -76,11 +79,16 @@ class _Writer(SinkWriter):
 
 
 def _operator(
-    writer: SinkWriter, commits: _Commits | None = None, *, takes_dead_letters: bool = False
+    writer: SinkWriter,
+    commits: _Commits | None = None,
+    *,
+    takes_dead_letters: bool = False,
+    attempt: int = _CONTEXT.attempt,
 ) -> SinkOperator:
     sink = DirectorySink("nowhere")
     work = WriteTo(sink, "out", takes_dead_letters=takes_dead_letters)
-    return SinkOperator("ledger", work, writer, commits or _Commits(), _CONTEXT)
+    context = replace(_CONTEXT, attempt=AttemptId(attempt))
+    return SinkOperator("ledger", work, writer, commits or _Commits(), context)
 
 
 def _upload(operator: SinkOperator, checkpoint: int) -> tuple[Committable, ...]:
@@ -228,9 +236,13 @@ def test_a_refusal_after_decided_rows_counts_for_this_attempt_alone() -> None:
         fingerprint: str = getattr(told.value, "fingerprint")  # noqa: B009
         return fingerprint
 
-    operators = [_operator(_Refusing(_tx(2))) for _ in range(3)]
+    operators = [
+        _operator(_Refusing(_tx(2, attempt=attempt)), attempt=attempt) for attempt in range(3, 7)
+    ]
     for operator in operators[1:]:
         operator.snapshot(CheckpointId(2))
-    operators[2].on_completed(CheckpointId(2))
-    first, undecided, decided = map(refuse, operators)
-    assert first == undecided != decided
+    for operator in operators[2:]:
+        operator.on_completed(CheckpointId(2))
+    first, undecided, *decided = map(refuse, operators)
+    assert first == undecided, "the same mistake in each attempt"
+    assert len({first, *decided}) == 3

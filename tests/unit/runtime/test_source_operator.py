@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,13 +13,15 @@ import pytest
 from onceflow import WatermarkStrategy
 from onceflow.core.errors import ConfigError
 from onceflow.core.plan.graph import Feed
-from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.protocol.messages import Wait
+from onceflow.core.protocol.ids import CheckpointId, SubtaskRef
+from onceflow.core.protocol.messages import Shutdown, SourceExhausted, Wait
 from onceflow.core.protocol.record_times import AGE_MAX_MS, RecordTimes
 from onceflow.core.protocol.splits import Split, SplitState
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
+from onceflow.core.runtime.dataflow.subtask import SourceSubtask
 from onceflow.core.spi import EndOfInput, OutputBatch, SourceReader
+from onceflow.core.spi.dead_letters import DEAD_LETTERS, DEAD_LETTERS_TAG, DeadLetter
 from onceflow.core.spi.source import Outage
 
 _FIRST, _SECOND, _THIRD = (CheckpointId(number) for number in (1, 2, 3))
@@ -273,3 +276,35 @@ def test_each_output_has_its_event_time_in_each_split() -> None:
     reader.runs = [("b", 1)]
     with pytest.raises(ConfigError, match=r"\[\('b', 1\)\], but the batches .* have \[2\] rows"):
         operator.receive_rows(_rows_of("orders", 1, 2))
+
+
+def test_bad_records_of_a_poll_without_rows_are_dead_letters_at_once() -> None:
+    """The next barrier is after these records, so a crash would lose dead letters that wait."""
+
+    class _BadRecords(_Reader):
+        """Finds a bad record in each poll, and no row."""
+
+        def __init__(self) -> None:
+            super().__init__("a")
+            self.polled: list[EndOfInput | None] = [None, EndOfInput()]
+            self.rejected: list[DeadLetter] = []
+
+        def poll(self, timeout_s: float) -> EndOfInput | None:
+            self.rejected.append(DeadLetter("it is not JSON"))
+            return self.polled.pop(0)
+
+        def take_rejected(self) -> Sequence[DeadLetter]:
+            taken, self.rejected = self.rejected, []
+            return taken
+
+    operator = _operator(_BadRecords(), "a", timed=False)
+    letters: list[int] = []
+    outlet = operator.outlet(Feed("records", DEAD_LETTERS, DEAD_LETTERS_TAG))
+    outlet.append(lambda batch: letters.append(batch.rows.num_rows))
+    reports: queue.SimpleQueue[object] = queue.SimpleQueue()
+    subtask = SourceSubtask(SubtaskRef("records", 0), operator, [operator], [], reports.put, 0.0)
+    subtask.start()
+    assert isinstance(reports.get(timeout=60), SourceExhausted)
+    subtask.post(Shutdown("the test ends"))
+    assert subtask.join(60)
+    assert letters == [1, 1]

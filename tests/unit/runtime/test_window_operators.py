@@ -26,10 +26,10 @@ from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.graph import Feed
 from onceflow.core.plan.windows import WindowAssigner, window_schema
 from onceflow.core.plan.work import AggregateWindows
-from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot
+from onceflow.core.protocol.checkpoints.snapshots import OperatorSnapshot, StateHandle
 from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.protocol.watermarks import MAX_WATERMARK, NO_WATERMARK
-from onceflow.core.runtime.dataflow import window_operators
+from onceflow.core.runtime.dataflow import session_operators, window_operators
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
@@ -77,7 +77,8 @@ class _Running:
         )
 
     def snapshot(self) -> OperatorSnapshot:
-        return self.operator.snapshot(_FIRST).upload(MemoryStorage())
+        """Return the snapshot, whose handles hold the state themselves."""
+        return self.operator.snapshot(_FIRST).upload(MemoryStorage(inline_bytes_max=1_000_000))
 
 
 @contextmanager
@@ -88,6 +89,7 @@ def _running(
     late: OutputTag | None = None,
     event_time: Sequence[tuple[int, int, int]] = (),
     directory: Path = Path("/nowhere"),
+    restored: Sequence[StateHandle] = (),
 ) -> Generator[_Running]:
     time = None if isinstance(windows, TumblingProcessingTimeWindows) else "at"
     work = AggregateWindows(("key",), windows, time, lateness_ms, _AGGREGATES, late)
@@ -97,7 +99,7 @@ def _running(
     operator = (SessionAggregator if is_session else WindowAggregator)(
         "op",
         work,
-        HeapBackend().open(context, (), MemoryStorage()),
+        HeapBackend().open(context, restored, MemoryStorage()),
         _SCHEMA,
         window_schema(_SCHEMA, work.key, work.time, results),
         _GROUPS,
@@ -369,6 +371,26 @@ def test_records_exactly_a_gap_apart_share_a_session_until_it_is_emitted() -> No
         assert run.advance(2_000) == [
             (1, 0, 2_000, 2, 2), (2, 1_001, 2_001, 1, 1), (3, 1_000, 2_000, 1, 1),
         ]  # fmt: skip
+
+
+def test_a_session_is_emitted_at_the_first_moment_of_a_bucket_of_the_queue() -> None:
+    with _running(EventTimeSessionWindows(1.0)) as run:
+        for start in range(1, 1_002, session_operators.BUCKET_MS_MIN):
+            run.take((start, start, 1))
+        for start in range(1, 1_002, session_operators.BUCKET_MS_MIN):
+            assert run.advance(start + 999) == [(start, start, start + 1_000, 1, 1)]
+
+
+def test_a_session_that_had_fired_before_a_restore_is_not_emitted_again() -> None:
+    """At another parallelism, the key groups of one subtask may have had other event times."""
+    ahead = next(key for key in range(20) if key_group_of(key, len(_GROUPS)) < 4)
+    behind = next(key for key in range(20) if key_group_of(key, len(_GROUPS)) >= 4)
+    windows, event_time = EventTimeSessionWindows(1.0), [(0, 3, 1_999), (4, 7, 999)]
+    with _running(windows, lateness_ms=9_000) as run:
+        run.take((ahead, 1_000, 1), (behind, 1_000, 2))
+        kept = run.snapshot().keyed
+    with _running(windows, lateness_ms=9_000, event_time=event_time, restored=kept) as run:
+        assert run.advance(1_999) == [(behind, 1_000, 2_000, 1, 2)]
 
 
 def test_open_windows_of_the_clock_are_emitted_once_at_the_end(
