@@ -66,6 +66,15 @@ def test_a_job_is_stopped_by_a_signal_and_goes_on_in_the_next_run(tmp_path: Path
     run_and_stop(tmp_path, "--master", "local-processes")
 
 
+def test_a_job_that_takes_too_long_is_stopped_and_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(PROGRAM)
+    with begin(tmp_path, "--master", "local-processes", "--timeout", "0.5") as process:
+        out, error = process.communicate(timeout=90)
+    ended: dict[str, Any] = json.loads(out)
+    assert (process.returncode, ended["exit_status"]) == (1, 1), error
+    assert ended["error"] == "job 'ledger' had not finished after 0.5 s: stopped"
+
+
 @pytest.mark.spark
 @pytest.mark.servers
 def test_a_job_runs_on_a_spark_session_that_the_command_opens(tmp_path: Path) -> None:

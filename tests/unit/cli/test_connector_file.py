@@ -451,9 +451,18 @@ def test_a_mistake_is_told_with_its_table_and_the_nearest_name(
     assert "connector.toml" in str(raised.value)
 
 
-def test_a_secret_is_not_repeated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
-        build(tmp_path, PLAIN + 'password = ["hunter2"]')
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN + 'password = ["hunter2"]',
+        # An administrator may have put the password into the URL.
+        changed("url = ", 'connector = "postgres"\nurl = ["hunter2"]\n# '),
+    ],
+    ids=["password", "url"],
+)
+def test_a_secret_is_not_repeated(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="(password|url) must be text") as raised:
+        build(tmp_path, text)
     assert "hunter2" not in str(raised.value)
 
 

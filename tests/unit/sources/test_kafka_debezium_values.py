@@ -135,6 +135,16 @@ def test_a_text_with_two_meanings_is_a_bad_record_until_an_option_says_which_one
     assert "column 'v'" in read_one(octets, given("caf"), binary_handling_mode="hex")
 
 
+def test_a_value_that_was_not_sent_is_found_in_its_own_record_behind_a_bad_one() -> None:
+    columns = pa.schema([pa.field("v", pa.string())])
+    described = source("debezium-json", columns, on_bad_record="dead_letter")
+    values = ["first", "__debezium_unavailable_value", "last"]
+    rows, why = faults(described, [b"{", *(change({"v": value}) for value in values)])
+    assert [row["v"] for row in rows] == ["first", "last"]
+    assert len(why) == 2
+    assert "column 'v' was not sent" in list(why.values())[1]
+
+
 def test_a_key_that_says_which_row_is_deleted_is_held_to_the_same() -> None:
     columns = pa.schema([pa.field("v", pa.decimal128(8, 2)), pa.field("at", pa.timestamp("ms"))])
     described = source("debezium-json", columns, on_bad_record="dead_letter")

@@ -171,6 +171,15 @@ def test_a_large_transaction_is_cut_and_continued_after_each_change() -> None:
         assert again.position == replace(_START, lsn=205, as_of_ms=_COMMITTED_MS)
 
 
+def test_a_transaction_before_a_cut_one_that_is_sent_again_leaves_the_cut() -> None:
+    reader = _reader(replace(_START, lsn=155, cut=Cut(200, 3)), cut_changes=1)
+    _add(reader, _begin(150), _RELATION, _insert(9), _commit(150))
+    assert _taken(reader) == []
+    assert reader.position.cut == Cut(200, 3)
+    _add(reader, _begin(200), *map(_insert, range(6)), _commit(200))
+    assert _taken(reader) == [("c", 3), ("c", 4), ("c", 5)]
+
+
 def test_the_rest_of_a_cut_transaction_must_come() -> None:
     reader = _reader(replace(_START, cut=Cut(200, 3)))
     reader.advance(180, 7)
