@@ -2,8 +2,9 @@
 
 A target that is away answers later, so the job waits for it. If a target refuses rows, every
 attempt meets the same refusal, and attempts would follow each other for ever. So a refusal has a
-fingerprint, which is equal when the same sink refuses in the same way again. The restart strategy
-counts equal fingerprints and ends the job (`same_mistakes` in `protocol.restart`).
+fingerprint, which is equal when the same sink refuses in the same way again. A source's reader that
+cannot handle a record has a fingerprint, too. The restart strategy counts equal fingerprints and
+ends the job (`same_mistakes` in `protocol.restart`).
 
 A decided commit is never given up. If its target refuses it again and again for the same reason,
 the commit is called stuck. The status shows that, and the job goes on trying.
@@ -49,9 +50,9 @@ _VARIES = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
 
 
 def make_fingerprint(uid: str, error_class: str, text: str, *, only_in: int | None = None) -> str:
-    """Return the fingerprint, which is equal when sink `uid` refuses in the same way again.
+    """Return the fingerprint, which is equal when sink or source `uid` fails in the same way again.
 
-    `only_in` is the number of an attempt in which rows of the sink were decided before the failure.
+    `only_in` is the number of an attempt in which rows of `uid` were decided before the failure.
     The current failure then differs from earlier ones, and the count starts again.
     """
     parts = (uid, error_class, describe_kind(text), "" if only_in is None else str(only_in))

@@ -108,6 +108,23 @@ def test_a_pre_commit_that_is_refused_in_the_same_way_ends_the_job_by_name(
     assert sorted(row["id"] for row in sink.rows()) == list(range(RECORDS))
 
 
+@dataclass(frozen=True)
+class UnwritableSink(DirectorySink):
+    """Has a writer that cannot be opened."""
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        raise ValueError(f"{context.attempt}: no such compression")
+
+
+def test_a_sink_whose_writer_cannot_be_opened_ends_the_job_by_name(tmp_path: Path) -> None:
+    pipeline = pipeline_in(tmp_path)
+    sink = UnwritableSink(str(tmp_path / "out"))
+    pipeline.read(CountingSource(RECORDS), uid="records").write(sink, uid="ledger")
+    words = "sink 'ledger': its writer was not opened: ValueError: .*in the same way 3 times"
+    with pytest.raises(TargetRefused, match=f"(?s){words}"):
+        pipeline.run(20)
+
+
 @pytest.mark.parametrize("error", [ConnectionResetError, ServerUnavailableError])
 def test_a_failure_that_may_pass_is_tried_again_as_long_as_it_lasts(
     tmp_path: Path, error: type[Exception]

@@ -26,7 +26,8 @@ from onceflow.core.protocol.splits import AwaitedSplits, Split, SplitState
 from onceflow.core.protocol.watermarks import SplitWatermarks
 from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
-from onceflow.core.spi import OutputBatch, PolledRows, SourceReader
+from onceflow.core.runtime.dataflow.reader_failures import ReaderFailures
+from onceflow.core.spi import EndOfInput, OutputBatch, PolledRows, SourceReader
 
 SPLITS = "splits"
 """The name of a source's operator list state."""
@@ -84,6 +85,7 @@ class SourceOperator(RunningOperator):
         strategies: Mapping[str | None, WatermarkStrategy] = MappingProxyType({}),
         splits: Sequence[SplitState] = (),
         outputs: Mapping[str, pa.Schema] = MappingProxyType({}),
+        attempt: int = 0,
     ) -> None:
         """`strategies` are those of `ReadFrom.watermarks`, and `outputs` those of the source."""
         super().__init__(uid)
@@ -95,6 +97,9 @@ class SourceOperator(RunningOperator):
         if strategies:
             rules = {output: strategy.rule for output, strategy in strategies.items()}
             self._watermarks = SplitWatermarks(splits, rules)
+        self._failures = ReaderFailures(
+            uid, type(reader).__name__, attempt, [state.split for state in splits]
+        )
         self._beside = beside
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
         self._awaited = AwaitedSplits()
@@ -104,6 +109,20 @@ class SourceOperator(RunningOperator):
         """Return the server that the reader waits for, if any."""
         outage = self.reader.find_outage()
         return () if outage is None else (Wait(self.uid, outage.what, outage.lasted_s),)
+
+    def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
+        """Return the reader's next rows, and reject the bad records that it has left out.
+
+        Raises:
+            SourceError: The reader raised an error that is not onceflow's.
+        """
+        with self._failures.during("poll"):
+            polled = self.reader.poll(timeout_s)
+        # Before the rows of the same poll: both are in the same checkpoint, in a fixed order.
+        with self._failures.during("take_rejected"):
+            rejected = self.reader.take_rejected()
+        self.reject(rejected)
+        return polled
 
     def receive_rows(self, rows: PolledRows) -> None:
         """Emit the rows of one poll.
@@ -240,7 +259,9 @@ class SourceOperator(RunningOperator):
 
     def snapshot(self, checkpoint: CheckpointId) -> PendingSnapshot:
         """Record the position of every split."""
-        splits = (*self.reader.snapshot(), *self._awaited.snapshot(checkpoint))
+        with self._failures.during("snapshot"):
+            read = self.reader.snapshot()
+        splits = (*read, *self._awaited.snapshot(checkpoint))
         self._positions[checkpoint] = splits
         if self._watermarks is None:
             states = tuple(map(SplitState, splits))
@@ -259,13 +280,15 @@ class SourceOperator(RunningOperator):
         """Start reading decided splits; commit the positions to the source, for lag tools."""
         if decided := self._awaited.take_decided(checkpoint):
             reach("decided")
-            self.reader.add_splits(decided)
+            with self._failures.during("add_splits"):
+                self.reader.add_splits(decided)
             if self._watermarks is not None:
                 self._watermarks.add(map(SplitState, decided))
         splits = self._positions.get(checkpoint)
         # A newer decision covers older checkpoints, whose notification may never arrive.
         self._positions = {n: kept for n, kept in self._positions.items() if n > checkpoint}
         if splits:
+            self._failures.record_decision(splits)
             # On another thread: this serves only lag tools, and a slow broker must not delay rows.
             self._beside(lambda: self.reader.commit(splits))
 

@@ -356,10 +356,7 @@ class SourceSubtask(Subtask):
         if self._source.has_watermarks and time.monotonic() >= self._tells_at_s:
             self._tells_at_s = time.monotonic() + WATERMARK_INTERVAL_S
             self._advance(self._source.next_watermark)
-        polled = self._source.reader.poll(self._poll_timeout_s)
-        # Before the rows of the same poll: both are in the same checkpoint, in a fixed order.
-        self._source.reject(self._source.reader.take_rejected())
-        match polled:
+        match self._source.poll(self._poll_timeout_s):
             case None:
                 pass
             case EndOfInput():

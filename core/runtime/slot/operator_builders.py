@@ -31,9 +31,10 @@ from onceflow.core.runtime.dataflow.join_operators import JoinOperator
 from onceflow.core.runtime.dataflow.keyed_operators import AggregateRunner
 from onceflow.core.runtime.dataflow.last_rows import LastRowsAggregator
 from onceflow.core.runtime.dataflow.lookup_join import LookupJoiner
+from onceflow.core.runtime.dataflow.reader_failures import ReaderFailures
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
-from onceflow.core.runtime.dataflow.sink_operator import SinkOperator
+from onceflow.core.runtime.dataflow.sink_operator import SinkOperator, SinkRefusals
 from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
 from onceflow.core.runtime.dataflow.top_rows import TopKeeper
 from onceflow.core.runtime.dataflow.window_joins import connect_streams
@@ -138,9 +139,17 @@ def _build_source(work: kinds.ReadFrom, parts: OperatorParts) -> SourceOperator:
         by_split=bool(work.watermarks),
     )
     states = [decode_split(element) for element in parts.restored.lists.get(SPLITS, ())]
-    reader = work.source.reader([state.split for state in states], context)
+    source_class = type(work.source).__name__
+    with ReaderFailures(parts.uid, source_class, context.attempt, ()).during("reader"):
+        reader = work.source.reader([state.split for state in states], context)
     return SourceOperator(
-        parts.uid, reader, parts.context.beside, work.watermarks, states, work.source.outputs
+        parts.uid,
+        reader,
+        parts.context.beside,
+        work.watermarks,
+        states,
+        work.source.outputs,
+        context.attempt,
     )
 
 
@@ -262,7 +271,8 @@ def _build_sink(work: kinds.WriteTo, parts: OperatorParts) -> SinkOperator:
         on_bad_row=work.on_bad_row,
     )
     worker = parts.commits.worker(parts.ref, parts.operator, work)
-    writer = work.sink.writer(context)
+    with SinkRefusals(parts.uid, context.attempt).name_refusal("its writer was not opened"):
+        writer = work.sink.writer(context)
     return SinkOperator(parts.uid, work, writer, worker, context)
 
 
