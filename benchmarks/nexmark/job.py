@@ -10,12 +10,14 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.nexmark.queries import QUERIES, Tables
+from benchmarks.nexmark.topic import Topic, read_topic
 from onceflow import (
     AttemptRunning,
     CheckpointCompleted,
@@ -30,6 +32,7 @@ from onceflow import (
     Pipeline,
     RocksDBBackend,
     RuntimeSettings,
+    Stream,
     WatermarkStrategy,
 )
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
@@ -55,6 +58,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`files`: the rows of query q are in the directory q. `discard`: the rows are counted."""
     events_per_second: float | None = None
     checkpoint_interval_s: float = 1.0
+    topic: Topic | None = None
+    """A topic to read the events from, instead of generating them."""
     restarts: bool = False
     """True if the job goes on after a slot is killed."""
 
@@ -102,19 +107,29 @@ def build(spec: JobSpec) -> Pipeline:
         restart=FixedDelay(3, 0.1) if spec.restarts else NoRestart(),
         settings=RuntimeSettings(scratch_dir=spec.directory),
     )
-    source = spec.source
-    times = {name: WatermarkStrategy("date_time", "4 s") for name in source.outputs}
-    tables = Tables(**pipeline.read_outputs(source, uid="nexmark", watermarks=times))
+    tables = Tables(_read(pipeline, spec))
     for name in spec.queries:
         QUERIES[name](tables).write(_sink(spec, name), uid=f"{name}-out")
     return pipeline
+
+
+def _read(pipeline: Pipeline, spec: JobSpec) -> Callable[[str], Stream]:
+    """Add the source, and return a function that returns the stream of a table."""
+    if spec.topic is not None:
+        return read_topic(pipeline, spec.topic)
+    source = spec.source
+    times = {name: WatermarkStrategy("date_time", "4 s") for name in source.outputs}
+    return pipeline.read_outputs(source, uid="nexmark", watermarks=times).__getitem__
 
 
 def _sink(spec: JobSpec, query: str) -> Sink:
     partitions = PARTITIONS.get(query, ())
     if spec.sink == "discard" and not partitions:
         return DiscardSink()
-    return FileSink(f"{spec.directory}/{query}", partition_by=partitions)
+    kind: Literal["parquet", "json"] = (
+        "json" if spec.sink == "discard" and spec.topic else "parquet"
+    )
+    return FileSink(f"{spec.directory}/{query}", format=kind, partition_by=partitions)
 
 
 def run(spec: JobSpec) -> Result:

@@ -7,7 +7,8 @@ result, as in a sink with upserts of the key; see expected.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 
@@ -37,12 +38,26 @@ RANKS = {
 }
 
 
-class Tables(NamedTuple):
-    """The streams of events."""
+class Tables:
+    """The streams of events. A stream that no query uses is not created."""
 
-    person: Stream
-    auction: Stream
-    bid: Stream
+    def __init__(self, read: Callable[[str], Stream]) -> None:
+        self._read = read
+
+    @cached_property
+    def person(self) -> Stream:
+        """The persons."""
+        return self._read("person")
+
+    @cached_property
+    def auction(self) -> Stream:
+        """The auctions."""
+        return self._read("auction")
+
+    @cached_property
+    def bid(self) -> Stream:
+        """The bids."""
+        return self._read("bid")
 
 
 def q0(tables: Tables) -> Stream:
