@@ -22,6 +22,7 @@ from benchmarks.beside_flink.databases import compare_ledgers
 from benchmarks.beside_flink.measuring import Seconds
 from benchmarks.beside_flink.measuring import compare as compare_with_flink
 from benchmarks.beside_flink.works import WORKS
+from benchmarks.changes.copies import measure_copies
 from benchmarks.changes.measuring import measure_changes
 from benchmarks.driver_kill import recover_driver
 from benchmarks.job_spec import Backend, JobSpec
@@ -59,6 +60,7 @@ class Scenario(str, Enum):
     FLINK_STATE = "flink-state"
     FLINK_DATABASES = "flink-databases"
     CHANGES = "changes"
+    FIRST_COPY = "first-copy"
 
 
 _ASKED_FOR = (
@@ -66,8 +68,11 @@ _ASKED_FOR = (
     Scenario.FLINK_STATE,
     Scenario.FLINK_DATABASES,
     Scenario.CHANGES,
+    Scenario.FIRST_COPY,
 )
-_WITHOUT_STAGE = {Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS, Scenario.CHANGES}
+_WITHOUT_STAGE = {
+    *(Scenario.LAKE, Scenario.FLINK_STATE, Scenario.SINKS, Scenario.CHANGES, Scenario.FIRST_COPY)
+}
 
 
 class Backends(str, Enum):
@@ -97,8 +102,8 @@ def bench(
         list[Scenario] | None,
         typer.Option(
             help="Only this; may be repeated. Default: all but lake, which is part of sinks,"
-            " changes, which has another load and needs a JDK 17, and flink-state and"
-            " flink-databases, which need Java 17 and Maven."
+            " changes, which has another load and needs a JDK 17, first-copy, which is part of"
+            " changes, and flink-state and flink-databases, which need Java 17 and Maven."
         ),
     ] = None,
     compare: Annotated[
@@ -191,6 +196,8 @@ def _measure(
             report.durability.backlog = backlog_checkpoints(Path(name), say=say)
     if Scenario.CHANGES in chosen:
         report.changes = measure_changes(report.records, report.runs, say)
+    if Scenario.CHANGES in chosen or Scenario.FIRST_COPY in chosen:
+        report.copies = measure_copies(report.records, report.runs, say)
     if Scenario.FLINK_STATE in chosen:
         for turns in compare_with_flink(WORKS, backends, report.runs, Seconds(), say):
             report.beside_flink.append(turns)

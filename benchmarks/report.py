@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmarks.beside_flink import report
 from benchmarks.beside_flink.databases import LedgerTurns
 from benchmarks.beside_flink.measuring import Turns
+from benchmarks.changes.copies import CopyFigures, copies_table
 from benchmarks.changes.measuring import ChangesFigures
 from benchmarks.durability import Durability
 from benchmarks.ratios import ratios
@@ -42,6 +43,7 @@ class Report:
     beside_flink: list[Turns] = field(default_factory=list[Turns])
     ledgers_beside_flink: list[LedgerTurns] = field(default_factory=list[LedgerTurns])
     changes: ChangesFigures | None = None
+    copies: Sequence[CopyFigures] = ()
     load_average_end: tuple[float, ...] = ()
     error: str = ""
 
@@ -60,6 +62,7 @@ class Report:
             "sinks": sinks_as_json(self.sinks),
             "flink_state": [one.as_json() for one in report.compared(self.beside_flink)],
             "changes": None if self.changes is None else self.changes.as_json(),
+            "first_copies": [figures.as_json() for figures in self.copies],
             "flink_databases": [
                 ledger.as_json() for ledger in report.compared_ledgers(self.ledgers_beside_flink)
             ],
@@ -77,6 +80,8 @@ class Report:
             tables.append(sinks_table(self.sinks, self.sinks[0].runs[0].rows))
         if self.changes is not None:
             tables.append(self.changes.table())
+        if self.copies:
+            tables.append(copies_table(self.copies))
         if self.beside_flink:
             tables.append(report.flink_table(self.beside_flink))
         if self.ledgers_beside_flink:

@@ -1,4 +1,4 @@
-"""The programs beside which the source is measured: pg_recvlogical, Debezium, and binary COPYs."""
+"""The programs beside which the source is measured: pg_recvlogical, Debezium, COPYs, and ADBC."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import resource
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import psycopg
+from adbc_driver_manager import Error as AdbcError
+from adbc_driver_postgresql import dbapi as adbc
 
 from benchmarks.changes.workload import PUBLICATION, TABLE
 from benchmarks.stage import BenchmarkError
@@ -46,6 +49,8 @@ class Taken:
 
     seconds: float
     cpu_s: float
+    server_cpu_s: float = 0.0
+    """CPU of the server, if it was measured."""
 
 
 def find_recvlogical() -> Path:
@@ -124,34 +129,62 @@ def receive_with_debezium(jars: Path, url: str, slot: str, changes: int, directo
     return msgspec.json.decode(done.stdout, type=Taken)
 
 
-def copy_to_nowhere(url: str) -> Taken:
+def copy_to_nowhere(url: str, table: str) -> Taken:
     """Read the table by binary COPYs of parts of its key, side by side, and drop the bytes.
 
-    Nothing is decoded, so a reader that makes Arrow columns of the rows cannot be faster than this
-    with as many connections.
+    Nothing is decoded, so a reader that makes Arrow columns of the rows has more work.
     """
-    threads: list[threading.Thread] = []
-    failures: list[Exception] = []
-    before, began_at = os.times(), time.monotonic()
 
     def copy(part: int) -> None:
-        query = f"SELECT * FROM {TABLE} WHERE id % {COPY_CONNECTIONS} = {part}"
+        statement = f"COPY ({_select_part(table, part)}) TO STDOUT (FORMAT binary)".encode()
+        with (
+            psycopg.connect(url) as connection,
+            connection.cursor() as cursor,
+            cursor.copy(statement) as rows,
+        ):
+            for _ in rows:
+                pass
+
+    return _read_parts(copy)
+
+
+def copy_with_adbc(url: str, table: str) -> Taken:
+    """Read the table as Arrow columns by ADBC, which sends COPYs, and drop the batches."""
+
+    def copy(part: int) -> None:
+        with adbc.connect(url, autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute(_select_part(table, part))
+            for _ in cursor.fetch_record_batch():
+                pass
+
+    return _read_parts(copy)
+
+
+def _select_part(table: str, part: int) -> str:
+    return f"SELECT * FROM {table} WHERE id % {COPY_CONNECTIONS} = {part}"
+
+
+def _read_parts(copy: Callable[[int], None]) -> Taken:
+    """Read all parts of a table side by side.
+
+    Raises:
+        BenchmarkError: A part could not be read.
+    """
+    failures: list[Exception] = []
+
+    def run(part: int) -> None:
         try:
-            with psycopg.connect(url) as connection, connection.cursor() as cursor:
-                statement = f"COPY ({query}) TO STDOUT (FORMAT binary)".encode()
-                with cursor.copy(statement) as rows:
-                    for _ in rows:
-                        pass
-        except psycopg.Error as error:
+            copy(part)
+        except (psycopg.Error, AdbcError) as error:
             failures.append(error)
 
-    for part in range(COPY_CONNECTIONS):
-        threads.append(threading.Thread(target=copy, args=(part,)))
-        threads[-1].start()
+    threads = [threading.Thread(target=run, args=(part,)) for part in range(COPY_CONNECTIONS)]
+    before, began_at = os.times(), time.monotonic()
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
+    seconds, after = time.monotonic() - began_at, os.times()
     if failures:
         raise BenchmarkError(f"a COPY failed: {failures[0]}")
-    after = os.times()
-    cpu_s = after.user + after.system - before.user - before.system
-    return Taken(time.monotonic() - began_at, cpu_s)
+    return Taken(seconds, after.user + after.system - before.user - before.system)

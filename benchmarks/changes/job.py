@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from benchmarks.changes.workload import PUBLICATION, TABLE
+from benchmarks.changes.workload import PUBLICATION
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.discarding_sink import DiscardingSink
 from onceflow import Checkpointing, LocalProcesses, NoRestart, Pipeline
@@ -26,6 +26,9 @@ from onceflow.sources import PostgresChanges
 
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.02
+_STATUS_S = 0.5
+_NOTED_S = 0.1
+"""The least time between two notes of the reader, so that they cost little."""
 
 
 class ChangesSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,7 @@ class ChangesSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     slot: str
+    table: str
     rows: int
     """The number of rows after which the job is stopped."""
     copies: bool
@@ -54,6 +58,8 @@ class CountedSource(Source):
 
     source: PostgresChanges
     progress: str
+    rows: int
+    """The number of rows after which the last note is written."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -64,7 +70,7 @@ class CountedSource(Source):
         return False
 
     def bind(self, job: str, uid: str) -> CountedSource:
-        return CountedSource(self.source.bind(job, uid), self.progress)
+        return CountedSource(self.source.bind(job, uid), self.progress, self.rows)
 
     def splits(self) -> Sequence[Split]:
         return self.source.splits()
@@ -73,13 +79,16 @@ class CountedSource(Source):
         return self.source.discover(known)
 
     def reader(self, splits: Sequence[Split], context: ReaderContext) -> SourceReader:
-        return _CountedReader(self.source.reader(splits, context), Path(self.progress))
+        reader = self.source.reader(splits, context)
+        return _CountedReader(reader, Path(self.progress), self.rows)
 
 
 class _CountedReader(SourceReader):
-    def __init__(self, reader: SourceReader, progress: Path) -> None:
+    def __init__(self, reader: SourceReader, progress: Path, rows_last: int) -> None:
         self._reader, self._progress = reader, progress
+        self._rows_last = rows_last
         self._began_at: float | None = None
+        self._noted_at = 0.0
         self._rows = 0
 
     def poll(
@@ -91,12 +100,14 @@ class _CountedReader(SourceReader):
         batch = self._reader.poll(timeout_s)
         if isinstance(batch, pa.RecordBatch):
             self._rows += batch.num_rows
-            self._note()
+            if self._rows >= self._rows_last or time.time() > self._noted_at + _NOTED_S:
+                self._note()
         return batch
 
     def _note(self) -> None:
         fresh = self._progress.with_suffix(".new")
-        fresh.write_text(f"{self._began_at} {time.time()} {self._rows}")
+        self._noted_at = time.time()
+        fresh.write_text(f"{self._began_at} {self._noted_at} {self._rows}")
         fresh.rename(self._progress)
 
     def snapshot(self) -> Sequence[Split]:
@@ -119,9 +130,9 @@ def main(spec_path: str, result_path: str) -> None:
     progress = Path(spec.directory, "progress")
     source = PostgresChanges(
         spec.url,
-        table=TABLE,
+        table=spec.table,
         slot=spec.slot,
-        publication=PUBLICATION,
+        publication=None if spec.copies else PUBLICATION,
         first_copy="all" if spec.copies else "none",
     )
     pipeline = Pipeline(
@@ -131,14 +142,17 @@ def main(spec_path: str, result_path: str) -> None:
         checkpointing=Checkpointing(storage=f"{spec.directory}/checkpoints", interval="1 s"),
         restart=NoRestart(),
     )
-    counted = CountedSource(source, str(progress))
+    counted = CountedSource(source, str(progress), spec.rows)
     pipeline.read(counted, uid="changes").write(DiscardingSink(spec.directory), uid="nowhere")
     job = pipeline.start()
     deadline = time.monotonic() + _TIMEOUT_S
     cpu_before: float | None = None
+    ask_at = 0.0
     while True:
-        if time.monotonic() > deadline or job.status().state.ended:
-            raise TimeoutError(f"the job has not read {spec.rows} rows: {job.status()}")
+        if time.monotonic() > ask_at:
+            ask_at = time.monotonic() + _STATUS_S
+            if ask_at > deadline or job.status().state.ended:
+                raise TimeoutError(f"the job has not read {spec.rows} rows: {job.status()}")
         if progress.exists():
             if cpu_before is None:
                 cpu_before = tree_cpu_s(os.getpid())

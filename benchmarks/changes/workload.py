@@ -1,8 +1,8 @@
-"""The table whose changes are read, the load that changes it, and a slot for each reader."""
+"""The table whose changes are read, its load, a slot for each reader, and tables to copy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import psycopg
 
@@ -30,6 +30,27 @@ _CREATE = f"""
     END $$
 """
 
+_COPIES = {
+    "copied": """
+        (id bigint PRIMARY KEY, account text NOT NULL, amount bigint NOT NULL,
+         at timestamptz NOT NULL, note text)
+        SELECT i, 'account-' || (i * 7919) % 1000, i * 37, now(),
+               CASE WHEN i % 5 = 0 THEN NULL ELSE 'note ' || i % 60 END
+    """,
+    "copied_wide": """
+        (id bigint PRIMARY KEY, number uuid NOT NULL, price numeric(12, 2), discount numeric(18, 4),
+         ordered timestamptz, changed timestamp, due date, customer text, street varchar(40),
+         remark text, detail jsonb, weight float8, quantity int, is_paid boolean)
+        SELECT i, gen_random_uuid(), (i % 100000) / 7.0, i / 13.0,
+               now() + i * interval '1 second', now(), current_date + (i % 400)::int,
+               'customer ' || i, 'street ' || i % 977, repeat('x', (i % 80)::int),
+               jsonb_build_object('a', i, 'b', 'text'), i / 3.0, i, i % 2 = 0
+    """,
+}
+"""The tables that are copied: the columns, and the rows by their number i."""
+_WIDE_SHARE = 5
+"""A wide row takes about five times as long as another one."""
+
 
 def changes_server() -> EmbeddedPostgres:
     """Return a server whose changes can be read by many slots."""
@@ -56,9 +77,22 @@ def load(url: str, changes: int, slots: Sequence[str]) -> tuple[int, str]:
     return transactions * _OF_TRANSACTION, str(row[0])
 
 
-def count_rows(url: str) -> int:
-    """Return the number of rows in the table."""
-    with psycopg.connect(url) as connection:
-        row = connection.execute(f"SELECT count(*) FROM {TABLE}".encode()).fetchone()
-        assert row is not None
-    return int(row[0])
+def load_copies(url: str, rows: int) -> Mapping[str, int]:
+    """Create the tables that are copied, and return the number of rows in each.
+
+    The rows are frozen, so that the first reader does not write to them.
+    """
+    counts: dict[str, int] = {}
+    with psycopg.connect(url, autocommit=True) as connection:
+        for table, description in _COPIES.items():
+            counts[table] = rows if table == "copied" else max(1, rows // _WIDE_SHARE)
+            columns, select = description.split("SELECT", 1)
+            numbers = f"generate_series(1::bigint, {counts[table]}) AS i"
+            for statement in (
+                f"CREATE TABLE {table} {columns}",
+                f"INSERT INTO {table} SELECT {select} FROM {numbers}",
+                f"VACUUM (FREEZE, ANALYZE) {table}",
+            ):
+                connection.execute(statement.encode())
+        connection.execute("CHECKPOINT")
+    return counts

@@ -15,7 +15,7 @@ Source: PostgreSQL 18, "Logical Replication Message Formats" and "COPY".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, overload
 
 import numpy as np
@@ -28,16 +28,72 @@ _NULL, _BINARY, _TEXT, _UNCHANGED = b"nbtu"
 _COUNT_SIZE = 2
 _LENGTH_SIZE = 4
 _PADDING = bytes(16)
-"""The bytes after the last message: a length can be read at the end of each row, and a number at
-index 0 even if all values are null."""
+"""The bytes before the first row. The number of a null is read there, which takes 16 at most."""
 _OFFSET_MAX = 2**31 - 1
+
+
+class RowBuffer:
+    """Rows in one buffer, one after another. To append to it costs less than an object a row."""
+
+    __slots__ = ("data", "sizes")
+
+    def __init__(self) -> None:
+        self.data = bytearray(_PADDING)
+        """The bytes of the rows, after 16 bytes that belong to no row."""
+        self.sizes: list[int] = []
+        """The number of bytes of each row."""
+
+    @classmethod
+    def of(cls, rows: Iterable[bytes]) -> RowBuffer:
+        """Return a buffer with copies of `rows`."""
+        buffer = cls()
+        for row in rows:
+            buffer.data += row
+            buffer.sizes.append(len(row))
+        return buffer
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.sizes)
+
+    def extend(self, rows: RowBuffer) -> None:
+        """Append copies of `rows`."""
+        self.data += memoryview(rows.data)[len(_PADDING) :]
+        self.sizes += rows.sizes
+
+    def cut_head(self, head: bytes, size: int) -> bool:
+        """Remove `size` bytes from the first row, and the row if nothing is left of it.
+
+        Returns:
+            False if the row does not begin with `head`. Nothing is removed then.
+        """
+        start = len(_PADDING)
+        if not self.sizes or self.sizes[0] < size or not self.data.startswith(head, start):
+            return False
+        del self.data[start : start + size]
+        self.sizes[0] -= size
+        if not self.sizes[0]:
+            del self.sizes[0]
+        return True
+
+    def cut_last(self, row: bytes) -> bool:
+        """Remove the last row if it is `row`. Return False if it is another one."""
+        if not self.sizes or self.sizes[-1] != len(row) or not self.data.endswith(row):
+            return False
+        del self.data[-len(row) :], self.sizes[-1]
+        return True
 
 
 class BinaryColumn(Sequence[Binary]):
     """The values of one column. It reads as a sequence of bytes and None."""
 
-    def __init__(self, data: bytes, starts: Any, lengths: Any, present: Any) -> None:
-        """Take the index of each value in `data`, its length, and False for each null."""
+    def __init__(
+        self, data: bytes | bytearray, starts: Any, lengths: Any, present: Any | None
+    ) -> None:
+        """Take the index of each value in `data`, its length, and False for each null.
+
+        `present` is None if no value is null. `data` begins with 16 bytes that belong to no value.
+        """
         self._data = data
         self._starts, self._lengths = starts, lengths
         self._present = present
@@ -52,23 +108,22 @@ class BinaryColumn(Sequence[Binary]):
     def __getitem__(self, index: int | slice) -> Binary | Sequence[Binary]:
         if isinstance(index, slice):
             return list(self)[index]
-        if not self._present[index]:
+        if self._present is not None and not self._present[index]:
             return None
         start = int(self._starts[index])
-        return self._data[start : start + int(self._lengths[index])]
+        return bytes(self._data[start : start + int(self._lengths[index])])
 
     def __iter__(self) -> Iterator[Binary]:
-        data = self._data
+        data = bytes(self._data)
         ends = (self._starts + self._lengths).tolist()
-        for start, end, is_present in zip(
-            self._starts.tolist(), ends, self._present.tolist(), strict=True
-        ):
+        present = [True] * len(self) if self._present is None else self._present.tolist()
+        for start, end, is_present in zip(self._starts.tolist(), ends, present, strict=True):
             yield data[start:end] if is_present else None
 
     @property
-    def nulls(self) -> Any:
-        """True for each null."""
-        return ~self._present
+    def nulls(self) -> Any | None:
+        """True for each null, or None if no value is null."""
+        return None if self._present is None else ~self._present
 
     @property
     def lengths(self) -> Any:
@@ -76,16 +131,21 @@ class BinaryColumn(Sequence[Binary]):
         return self._lengths
 
     @property
-    def validity(self) -> pa.Buffer:
-        """The bitmap of an Arrow array in which the nulls are null."""
+    def validity(self) -> pa.Buffer | None:
+        """The bitmap of an Arrow array in which the nulls are null, or None if no value is."""
+        if self._present is None:
+            return None
         return pa.py_buffer(np.packbits(self._present, bitorder="little"))
 
     def to_numbers(self, kind: str) -> Any | None:
         """Return values of the numpy type `kind`, 0 for nulls, or None if one has another size."""
-        size = np.dtype(kind).itemsize
-        if (self._lengths[self._present] != size).any():
+        dtype = np.dtype(kind)
+        fit = self._lengths == dtype.itemsize
+        if not (fit.all() if self._present is None else fit[self._present].all()):
             return None
-        return self.read_numbers(0, kind)
+        if self._present is not None:
+            return self.read_numbers(0, kind)
+        return _read_at(self._data, self._starts, dtype)
 
     def read_numbers(self, offset: int, kind: str) -> Any:
         """Return the numbers of the numpy type `kind` at `offset` of each value.
@@ -93,25 +153,45 @@ class BinaryColumn(Sequence[Binary]):
         The number is 0 for nulls, and for values that end before it.
         """
         dtype = np.dtype(kind)
-        is_inside = self._present & (self._lengths >= offset + dtype.itemsize)
-        starts = np.where(is_inside, self._starts + offset, 0)
-        values = _view_numbers(self._data, dtype)[starts].astype(dtype.newbyteorder("="))
+        is_inside = self._lengths >= offset + dtype.itemsize
+        if self._present is not None:
+            is_inside &= self._present
+        if is_inside.all():
+            return _read_at(self._data, self._starts + offset, dtype)
+        values = _read_at(self._data, np.where(is_inside, self._starts + offset, 0), dtype)
         values[~is_inside] = np.zeros((), dtype)
         return values
 
-    def to_arrow(self) -> pa.Array:
-        """Return the values as an Arrow array of the type binary."""
+    def read_ends(self, kind: str) -> Any:
+        """Return the numbers of the numpy type `kind` with which the values end.
+
+        All values but nulls have the bytes. The number of a null has no meaning.
+        """
+        dtype = np.dtype(kind)
+        starts = self._starts + self._lengths
+        starts -= dtype.itemsize
+        return _read_at(self._data, starts, dtype)
+
+    def to_arrow(self, skipped: int = 0) -> pa.Array:
+        """Return the values as an Arrow array of the type binary, each without `skipped` bytes.
+
+        No value has fewer bytes.
+        """
         count = len(self)
         if len(self._data) > _OFFSET_MAX:
-            return pa.array(list(self), pa.binary())
+            values = [None if value is None else value[skipped:] for value in self]
+            return pa.array(values, pa.binary())
         # An array whose even elements are the values. Its odd ones are the bytes between them.
         offsets = np.empty(2 * count + 1, np.int32)
         offsets[:-1:2] = self._starts
-        offsets[1::2] = self._starts + np.where(self._present, self._lengths, 0)
+        offsets[1::2] = self._starts
+        offsets[1::2] += self._lengths
+        if skipped:
+            offsets[:-1:2] += np.minimum(self._lengths, skipped)
         offsets[-1] = len(self._data)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._data)]
         parts = pa.Array.from_buffers(pa.binary(), 2 * count, buffers)
-        return parts.take(pa.array(np.arange(0, 2 * count, 2), mask=~self._present))
+        return parts.take(pa.array(np.arange(0, 2 * count, 2), mask=self.nulls))
 
 
 def split_tuples(
@@ -122,8 +202,19 @@ def split_tuples(
     Returns None if a value of these columns is neither binary nor null, or if a row has another
     number of columns or another end. The caller then reads the rows one by one.
     """
-    rows = _Rows(messages, start, column_count)
-    if not rows.is_inside:
+    sizes = np.fromiter(map(len, messages), np.int64, len(messages))
+    # A length is read behind each kind, which may be the last byte of a row.
+    rows = _Rows(b"".join((_PADDING, *messages, _PADDING)), sizes, start, column_count)
+    try:
+        return _split_tuples(rows, column_count, selected)
+    except IndexError:
+        return None
+
+
+def _split_tuples(
+    rows: _Rows, column_count: int, selected: Sequence[int]
+) -> Sequence[BinaryColumn] | None:
+    if not rows.have_count:
         return None
     columns: dict[int, BinaryColumn] = {}
     for number in range(column_count):
@@ -135,14 +226,13 @@ def split_tuples(
         lengths = np.where(has_value, rows.peek_length(), 0)
         if (lengths < 0).any():
             return None
-        column = rows.take(lengths, is_binary, np.where(has_value, _LENGTH_SIZE, 0))
-        if not rows.is_inside:
-            return None
+        present = None if is_binary.all() else is_binary
+        column = rows.take(lengths, present, np.where(has_value, _LENGTH_SIZE, 0))
         if number in selected:
-            if not (is_binary | (kinds == _NULL)).all():
+            if present is not None and not (is_binary | (kinds == _NULL)).all():
                 return None
             columns[number] = column
-    return [columns[number] for number in selected] if rows.is_at_end else None
+    return [columns[number] for number in selected] if rows.are_at_end else None
 
 
 def encode_tuple(values: Sequence[Binary]) -> bytes:
@@ -156,47 +246,51 @@ def encode_tuple(values: Sequence[Binary]) -> bytes:
     return b"".join(parts)
 
 
-def split_copy_rows(messages: Sequence[bytes], column_count: int) -> Sequence[BinaryColumn] | None:
-    """Return the columns of the rows of COPY, or None if a message is not one row of them."""
-    rows = _Rows(messages, 0, column_count)
-    if not rows.is_inside:
+def split_copy_rows(rows: RowBuffer, column_count: int) -> Sequence[BinaryColumn] | None:
+    """Return the columns of the rows of COPY, or None if a row has another form."""
+    split = _Rows(rows.data, np.array(rows.sizes, np.int64), 0, column_count)
+    if not split.have_count:
         return None
     columns: list[BinaryColumn] = []
-    for _ in range(column_count):
-        lengths = rows.peek_length()
-        present = lengths >= 0
-        columns.append(rows.take(np.where(present, lengths, 0), present, _LENGTH_SIZE))
-        if not rows.is_inside:
-            return None
-    return columns if rows.is_at_end else None
+    try:
+        for _ in range(column_count):
+            lengths = split.peek_length()
+            present = None
+            if lengths.min(initial=0) < 0:
+                present = lengths >= 0
+                lengths = np.maximum(lengths, 0)
+            columns.append(split.take(lengths, present, _LENGTH_SIZE))
+    except IndexError:
+        return None
+    return columns if split.are_at_end else None
 
 
 class _Rows:
-    """Rows that are read column by column: a position in each row, moved for all rows together."""
+    """Rows that are read column by column: a position in each row, moved for all rows together.
 
-    def __init__(self, messages: Sequence[bytes], start: int, column_count: int) -> None:
-        self._data = b"".join((*messages, _PADDING))
-        self._bytes: Any = np.frombuffer(self._data, np.uint8)
-        self._words = _view_numbers(self._data, np.dtype(">i4"))
-        sizes = np.fromiter(map(len, messages), np.int64, len(messages))
-        self._ends = np.cumsum(sizes)
+    Positions only grow. So if they are at the ends of their rows at last, they were never behind
+    them. Reading behind the data raises IndexError.
+    """
+
+    def __init__(self, data: bytes | bytearray, sizes: Any, start: int, column_count: int) -> None:
+        """Take the rows in `data`, whose first 16 bytes belong to no row."""
+        self._data = data
+        self._bytes: Any = np.frombuffer(data, np.uint8)
+        self._words = _view_numbers(data, np.dtype(">i4"))
+        self._ends = np.cumsum(sizes) + len(_PADDING)
         self._at = self._ends - sizes + start
-        self._is_right_count = bool(
+        self.have_count = bool(
             (self._at + _COUNT_SIZE <= self._ends).all()
             and (self._bytes[self._at] == column_count >> 8).all()
             and (self._bytes[self._at + 1] == column_count & 0xFF).all()
         )
+        """True if each row has the number of columns."""
         self._at += _COUNT_SIZE
 
     @property
-    def is_inside(self) -> bool:
-        """True if no position is behind the end of its row."""
-        return self._is_right_count and bool((self._at <= self._ends).all())
-
-    @property
-    def is_at_end(self) -> bool:
+    def are_at_end(self) -> bool:
         """True if each position is at the end of its row."""
-        return self._is_right_count and bool((self._at == self._ends).all())
+        return bool((self._at == self._ends).all())
 
     def read_byte(self) -> Any:
         """Return the byte at each position, and move behind it."""
@@ -208,7 +302,7 @@ class _Rows:
         """Return the length at each position."""
         return self._words[self._at].astype(np.int64)
 
-    def take(self, lengths: Any, present: Any, skipped: Any) -> BinaryColumn:
+    def take(self, lengths: Any, present: Any | None, skipped: Any) -> BinaryColumn:
         """Return the values that follow `skipped` bytes, and move behind them."""
         self._at += skipped
         column = BinaryColumn(self._data, self._at.copy(), lengths, present)
@@ -216,6 +310,11 @@ class _Rows:
         return column
 
 
-def _view_numbers(data: bytes, dtype: Any) -> Any:
+def _view_numbers(data: bytes | bytearray, dtype: Any) -> Any:
     """Return a view of the number that begins at each index of `data`."""
     return np.ndarray(len(data) - dtype.itemsize + 1, dtype, data, 0, (1,))
+
+
+def _read_at(data: bytes | bytearray, starts: Any, dtype: Any) -> Any:
+    """Return the numbers at `starts` in the byte order of this machine."""
+    return _view_numbers(data, dtype)[starts].astype(dtype.newbyteorder("="), copy=False)

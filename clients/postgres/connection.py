@@ -28,6 +28,7 @@ from psycopg.rows import TupleRow
 from psycopg.waiting import Wait
 from typing_extensions import override
 
+from onceflow.clients.postgres.binary_rows import RowBuffer
 from onceflow.clients.sql.session import (
     KEEPALIVE_COUNT,
     KEEPALIVE_IDLE_S,
@@ -224,27 +225,34 @@ def until_silent(
         return cast("_T", stop.value)
 
 
-def _receive_copied(connection: PGconn) -> Generator[Any, Any, tuple[Sequence[bytes], bool]]:
-    """Return messages of a COPY that have arrived, and True if they are the last ones.
+def _receive_copied(
+    connection: PGconn, rows_max: int
+) -> Generator[Any, Any, tuple[RowBuffer, bool]]:
+    """Return up to `rows_max` messages of a COPY that have arrived, and True if they are the last.
 
-    One call for many rows costs less than psycopg's call for each row.
+    The loop runs once for each row, so it makes no object that it can avoid.
     """
-    messages: list[bytes] = []
+    rows = RowBuffer()
+    data, add_size, read = rows.data, rows.sizes.append, connection.get_copy_data
     while True:
-        size, data = connection.get_copy_data(1)
-        if size > 0:
-            messages.append(bytes(data))
-        elif size < 0:
+        for _ in range(rows_max):
+            size, message = read(1)
+            if size <= 0:
+                break
+            data += message
+            add_size(size)
+        else:
+            return rows, False
+        if size < 0:
             (result, *_) = yield from fetch_many(connection)
             if result.status != ExecStatus.COMMAND_OK:
                 raise psycopg.errors.error_from_result(result)
-            return messages, True
-        elif messages:
-            return messages, False
-        else:
-            while not (yield Wait.R):
-                continue
-            connection.consume_input()
+            return rows, True
+        if rows.sizes:
+            return rows, False
+        while not (yield Wait.R):
+            continue
+        connection.consume_input()
 
 
 def type_number(name: str) -> int:
@@ -362,11 +370,11 @@ class PostgresSession(Session):
         except psycopg.Error:
             self.close()
 
-    def copy_out(self, statement: str) -> Generator[Sequence[bytes]]:
+    def copy_out(self, statement: str, rows_max: int = 10_000) -> Generator[RowBuffer]:
         """Yield the messages of the COPY … TO STDOUT of `statement`, as many as have arrived.
 
-        Each message is one row, after the head of a binary COPY. A caller that does not read to the
-        end cancels the COPY.
+        Each message is one row, after the head of a binary COPY. Yields `rows_max` messages at
+        once at most. A caller that does not read to the end cancels the COPY.
         """
         connection = self._connection
         with (
@@ -376,9 +384,9 @@ class PostgresSession(Session):
         ):
             is_ended = False
             while not is_ended:
-                messages, is_ended = connection.wait(_receive_copied(connection.pgconn))
-                if messages:
-                    yield messages
+                rows, is_ended = connection.wait(_receive_copied(connection.pgconn, rows_max))
+                if len(rows):
+                    yield rows
 
     def copy_in(self, statement: str) -> CopyIn:
         """Begin the COPY … FROM STDIN of `statement`."""

@@ -36,6 +36,8 @@ _MICROSECONDS_TO_2000 = _DAYS_TO_2000 * 86_400_000_000
 _DAY_US = 86_400_000_000
 _INFINITE_DAYS = (-(2**31), 2**31 - 1)
 _INFINITE_TIMES = (-(2**63), 2**63 - 1)
+_TIME_MAX = 2**63 - 1 - _MICROSECONDS_TO_2000
+"""The last time after 2000 that Arrow can count from 1970."""
 _TEXTS = frozenset({"text", "varchar", "bpchar", "citext", "json", "jsonb", "enum"})
 _JSONB_VERSION = "\1"
 _DEFAULTS: Mapping[str, pa.DataType] = {
@@ -60,14 +62,18 @@ _NUMERIC_HEADER = struct.Struct("!HhHH")
 _NEGATIVE = 0x4000
 _SHORT_GROUPS_MAX = 4
 _POWERS_OF_TEN = 10 ** np.arange(19, dtype=np.int64)
+_GROUP_MASKS = np.array([(1 << 16 * count) - 1 for count in range(5)], np.uint64)
+"""The bits of the last groups of digits, by their number."""
 _SPECIAL_NUMERICS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 _INTERVAL = struct.Struct("!qii")
 _ARRAY_HEADER = struct.Struct("!iiI")
 _ARRAY_DIMENSION = struct.Struct("!ii")
 _LENGTH = struct.Struct("!i")
 _UUID_TEXT_SIZE = 36
-_UUID_DIGITS = [at for at in range(_UUID_TEXT_SIZE) if at not in (8, 13, 18, 23)]
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+_UUID_GROUPS = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+"""The digits between two hyphens."""
+_HEX_PAIRS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
+"""The two hexadecimal digits of each byte."""
 
 
 class ValueRefused(Exception):
@@ -190,6 +196,12 @@ def _texts_without_padding(values: Sequence[Binary]) -> pa.Array:
 
 
 def _documents(values: Sequence[Binary]) -> pa.Array:
+    if isinstance(values, BinaryColumn):
+        has_version = values.read_numbers(0, "u1") == ord(_JSONB_VERSION)
+        if values.nulls is not None:
+            has_version |= values.nulls
+        if has_version.all():
+            return values.to_arrow(skipped=len(_JSONB_VERSION)).cast(pa.string())
     data = _bytes(values)
     row: int = pc.index(pc.starts_with(data, _JSONB_VERSION), False).as_py()
     if row >= 0:
@@ -201,10 +213,10 @@ def _documents(values: Sequence[Binary]) -> pa.Array:
 
 def _uuids(values: Sequence[Binary]) -> pa.Array:
     if isinstance(values, BinaryColumn) and (numbers := values.to_numbers("V16")) is not None:
-        data = numbers.view(np.uint8).reshape(-1, 16)
-        digits = np.stack((data >> 4, data & 15), axis=-1).reshape(-1, 32)
+        digits = _HEX_PAIRS[numbers.view(np.uint8)].view(np.uint8).reshape(-1, 32)
         texts = np.full((len(values), _UUID_TEXT_SIZE), ord("-"), np.uint8)
-        texts[:, _UUID_DIGITS] = _HEX_DIGITS[digits]
+        for group, (start, end) in enumerate(_UUID_GROUPS):
+            texts[:, start + group : end + group] = digits[:, start:end]
         offsets = np.arange(len(values) + 1, dtype=np.int32) * np.int32(_UUID_TEXT_SIZE)
         buffers = [values.validity, pa.py_buffer(offsets), pa.py_buffer(texts)]
         return pa.Array.from_buffers(pa.string(), len(values), buffers)
@@ -234,9 +246,9 @@ def _dates(values: Sequence[Binary]) -> pa.Array:
 
 def _timestamps(zone: str | None, values: Sequence[Binary]) -> pa.Array:
     times, nulls = _numbers(">i8", values)
-    _refuse_any(times, _INFINITE_TIMES, "Arrow has no infinite times")
-    late = np.flatnonzero(times > 2**63 - 1 - _MICROSECONDS_TO_2000)
-    if len(late):
+    if times.min(initial=0) == _INFINITE_TIMES[0] or times.max(initial=0) > _TIME_MAX:
+        _refuse_any(times, _INFINITE_TIMES, "Arrow has no infinite times")
+        late = np.flatnonzero(times > _TIME_MAX)
         shown = f"{times[late[0]]} microseconds after 2000"
         raise ValueRefused(int(late[0]), shown, "Arrow's timestamps end before it")
     moved = times + np.int64(_MICROSECONDS_TO_2000)
@@ -297,28 +309,32 @@ def _decimals(given: pa.DataType, values: Sequence[Binary]) -> pa.Array:
 
 def _short_decimals(given: pa.DataType, values: BinaryColumn) -> pa.Array | None:
     """Return decimals that fit in 64 bits, or None if a value is longer or must be refused."""
-    counts = values.read_numbers(0, ">u2").astype(np.int64)
-    weights = values.read_numbers(2, ">i2").astype(np.int64)
-    signs = values.read_numbers(4, ">u2")
+    heads = values.read_numbers(0, ">u8")
+    counts = (heads >> 48).astype(np.int64)
+    weights = (heads >> 32).astype(np.int16).astype(np.int64)
+    signs = (heads >> 16).astype(np.uint16)
     sizes = _NUMERIC_HEADER.size + 2 * counts
+    if values.nulls is not None:
+        sizes[values.nulls] = 0
     if (
         counts.max(initial=0) > _SHORT_GROUPS_MAX
-        or ((values.lengths != sizes) & ~values.nulls).any()
+        or (values.lengths != sizes).any()
         or not ((signs == 0) | (signs == _NEGATIVE)).all()
     ):
         return None
+    # The last eight bytes of a value have all of its groups of digits.
+    groups = values.read_ends(">u8") & _GROUP_MASKS[counts]
     numbers = np.zeros(len(values), np.int64)
-    for group in range(_SHORT_GROUPS_MAX):
-        digits = values.read_numbers(_NUMERIC_HEADER.size + 2 * group, ">i2")
-        numbers = np.where(counts > group, numbers * 10_000 + digits, numbers)
+    for shift in (48, 32, 16, 0):
+        numbers = numbers * 10_000 + (groups >> shift & 0xFFFF).astype(np.int64)
     exponents = np.where(numbers == 0, 0, 4 * (weights - counts + 1) + given.scale)
     if (np.abs(exponents) >= len(_POWERS_OF_TEN)).any():
         return None
+    numbers, remainders = np.divmod(numbers, _POWERS_OF_TEN[np.maximum(-exponents, 0)])
     factors = _POWERS_OF_TEN[np.maximum(exponents, 0)]
-    divisors = _POWERS_OF_TEN[np.maximum(-exponents, 0)]
-    if (numbers > _POWERS_OF_TEN[-1] // factors).any() or (numbers % divisors).any():
+    if remainders.any() or (numbers > _POWERS_OF_TEN[-1] // factors).any():
         return None
-    numbers = numbers * factors // divisors
+    numbers *= factors
     if (numbers >= _POWERS_OF_TEN[min(given.precision, len(_POWERS_OF_TEN) - 1)]).any():
         return None
     numbers = np.where(signs == _NEGATIVE, -numbers, numbers)

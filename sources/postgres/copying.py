@@ -31,7 +31,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copy_rows
+import pyarrow as pa
+
+from onceflow.clients.postgres.binary_rows import BinaryColumn, RowBuffer, split_copy_rows
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresSession
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
@@ -40,6 +42,7 @@ from onceflow.sources.postgres.copy_alone import require_same_snapshot
 from onceflow.sources.postgres.first_copy import CopiedChunks, Key, Snapshot
 from onceflow.sources.postgres.keys import key_literals, key_of
 from onceflow.sources.postgres.position import SlotPosition
+from onceflow.sources.postgres.row_builder import RowBuilder
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
@@ -64,8 +67,8 @@ _BEGIN = """
     SET LOCAL row_security = off;
     SET LOCAL statement_timeout = 0;
     SET LOCAL idle_in_transaction_session_timeout = 0;
-    SELECT pg_catalog.set_config(name, '0', true) FROM pg_catalog.pg_settings
-    WHERE name = 'transaction_timeout' AND setting <> '0';
+    SELECT pg_catalog.set_config('transaction_timeout', '0', true)
+    WHERE pg_catalog.current_setting('transaction_timeout', true) <> '0';
     {text_settings}
 """
 SET_TEXT_FORM = "; ".join(
@@ -108,6 +111,8 @@ _ROWS = """
         AND (c.oid = {oid} OR c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({oid})))
 """
 _SAMPLED_ROWS = 20_000
+_COMPARED_ROWS = 1_000
+"""The number of sampled rows whose keys are compared. A key takes about 2 µs, a page has many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +121,8 @@ class CopiedRows:
 
     table: int
     """The OID of the table."""
-    count: int
-    columns: Sequence[BinaryColumn]
-    """The values of the table's columns; empty if there is no row."""
+    rows: pa.RecordBatch | None
+    """The rows, or None if there is no row."""
     copied: CopiedChunks
 
 
@@ -139,9 +143,14 @@ class CopyThreads:
         name: str,
         copies: Sequence[TableCopy],
         position: SlotPosition,
+        builders: Mapping[int, RowBuilder],
     ) -> None:
-        """Start the threads. `name` is that of the connections."""
+        """Start the threads. `name` is that of the connections; `builders` are by the tables' OIDs.
+
+        The threads build batches side by side, so that the reader's thread has time for the sink.
+        """
         self._settings, self._name = settings, name
+        self._builders = builders
         self._copies = copies
         self._position = position
         self._copy_anew = position.copy_anew
@@ -197,36 +206,41 @@ class CopyThreads:
                         )
                         if not self._settings.copies_rows:
                             self._skip_rows(session, copy)
-                if not self._settings.follows:
-                    self._share_snapshot(session)
-                    return
+                count = self._queue_ranges()
+                if self._settings.follows:
+                    # This thread is a worker, too, and keeps its connection.
+                    self._start_workers(count - 1, "")
+                    self._copy_ranges(session)
+                else:
+                    self._share_snapshot(session, count)
         except Exception as error:
             self._put(error)
-            return
-        self._start_workers("")
 
-    def _start_workers(self, exported: str) -> int:
-        """Start the threads that read the ranges, and return their number.
-
-        `exported` is the name of the snapshot for all of them, or empty.
-        """
+    def _queue_ranges(self) -> int:
+        """Queue the ranges that are not copied, and return the number of workers for them."""
         for copy in self._copies:
             for at, part in enumerate(copy.copied.ranges):
                 if not part.is_finished:
                     self._ranges.append((copy, at))
-        count = min(self._settings.copy_parallelism, len(self._ranges))
+        return min(self._settings.copy_parallelism, len(self._ranges))
+
+    def _start_workers(self, count: int, exported: str) -> None:
+        """Start threads that read the ranges.
+
+        `exported` is the name of the snapshot for all of them, or empty.
+        """
         for _ in range(count):
             threading.Thread(
                 target=self._work, args=(exported,), name="first copy", daemon=True
             ).start()
-        return count
 
-    def _share_snapshot(self, session: PostgresSession) -> None:
-        """Start the workers with one snapshot, and keep it until each of them has it."""
+    def _share_snapshot(self, session: PostgresSession, count: int) -> None:
+        """Start `count` workers with one snapshot, and keep it until each of them has it."""
         session.execute(self._begin_shared(""))
         ((snapshot, exported),) = session.query(_EXPORT)
         require_same_snapshot(self._position, str(snapshot))
-        for _ in range(self._start_workers(str(exported))):
+        self._start_workers(count, str(exported))
+        for _ in range(count):
             while not self._imported.acquire(timeout=_WAIT_S):
                 if self._closed.is_set():
                     return
@@ -251,7 +265,7 @@ class CopyThreads:
         """Take the snapshot after which changes are read, as if the table were copied whole."""
         ((snapshot, lsn, _),) = session.query(_SNAPSHOT)
         copy.copied = copy.copied.extend(0, None, str(snapshot), parse_lsn(lsn))
-        self._put(CopiedRows(copy.table.oid, 0, (), copy.copied))
+        self._put(CopiedRows(copy.table.oid, None, copy.copied))
 
     def _plan(self, session: PostgresSession, table: SourceTable) -> Sequence[Key]:
         """Return the upper keys of all ranges but the last one."""
@@ -267,21 +281,25 @@ class CopyThreads:
         )
 
     def _work(self, exported: str) -> None:
-        """Read ranges until none is left, all in the snapshot `exported` if it is not empty."""
+        """Connect and read ranges, all in the snapshot `exported` if it is not empty."""
         try:
             with connect(self._settings.endpoint, self._name) as session:
                 if exported:
                     session.execute(self._begin_shared(exported))
                     self._imported.release()
-                while not self._closed.is_set():
-                    try:
-                        copy, at = self._ranges.popleft()
-                    except IndexError:
-                        return
-                    while not self._closed.is_set() and not copy.copied.ranges[at].is_finished:
-                        self._copy_chunk(session, copy, at)
+                self._copy_ranges(session)
         except Exception as error:
             self._put(error)
+
+    def _copy_ranges(self, session: PostgresSession) -> None:
+        """Read ranges until none is left."""
+        while not self._closed.is_set():
+            try:
+                copy, at = self._ranges.popleft()
+            except IndexError:
+                return
+            while not self._closed.is_set() and not copy.copied.ranges[at].is_finished:
+                self._copy_chunk(session, copy, at)
 
     def _copy_chunk(self, session: PostgresSession, copy: TableCopy, at: int) -> None:
         if self._settings.follows:
@@ -336,30 +354,32 @@ class CopyThreads:
         end = copy.copied.ranges[at].upper
         statement = select_chunk(table, copy.copied.lower(at), end, chunk_rows)
 
-        def pass_on(rows: Sequence[bytes], *, is_last: bool) -> None:
-            columns = split_rows(table, rows) if rows else ()
+        def pass_on(rows: RowBuffer, *, is_last: bool) -> None:
+            columns = split_rows(table, rows) if len(rows) else ()
             if is_last:
                 upper = end
             elif table.has_chunks:
                 upper = key_of(table, [column[-1] for column in columns], copy_anew=self._copy_anew)
             else:
                 upper = UNORDERED
+            built = self._builders[table.oid].build_copied(columns, len(rows)) if columns else None
             with self._lock:
                 copy.copied = copy.copied.extend(at, upper, snapshot, lsn, len(rows))
-                self._put(CopiedRows(table.oid, len(rows), columns, copy.copied))
+                self._put(CopiedRows(table.oid, built, copy.copied))
 
         count = 0
-        batch: list[bytes] = []
-        for rows in read_rows(session.copy_out(statement)):
-            batch += rows
+        batch = RowBuffer()
+        for rows in read_rows(session.copy_out(statement, batch_rows)):
             count += len(rows)
-            while len(batch) >= batch_rows:
-                pass_on(batch[:batch_rows], is_last=False)
-                del batch[:batch_rows]
+            if len(batch) + len(rows) <= batch_rows:
+                batch.extend(rows)
+            else:
+                pass_on(batch, is_last=False)
+                batch = rows
             if self._closed.is_set():
                 return
         is_last = not table.has_small_chunks or count < chunk_rows
-        if batch or is_last:
+        if len(batch) or is_last:
             pass_on(batch, is_last=is_last)
 
 
@@ -422,12 +442,15 @@ def plan_ranges(
     sample = f"SELECT {columns} FROM {identifier(table.name)} TABLESAMPLE SYSTEM ({percent:.6f})"
     session.execute("BEGIN READ ONLY; SET LOCAL row_security = off")
     statement = f"COPY ({sample} LIMIT {2 * _SAMPLED_ROWS}) TO STDOUT (FORMAT binary)"
-    rows = [row for rows in read_rows(session.copy_out(statement)) for row in rows]
+    rows = read_all_rows(session.copy_out(statement))
     session.commit()
     if len(rows) < count:
         return ()
-    values = zip(*split_rows(keys_alone, rows), strict=True)
-    keys = sorted(key_of(keys_alone, row, copy_anew=copy_anew) for row in values)
+    sampled = split_rows(keys_alone, rows)
+    keys = sorted(
+        key_of(keys_alone, [column[at] for column in sampled], copy_anew=copy_anew)
+        for at in range(0, len(rows), max(1, len(rows) // _COMPARED_ROWS))
+    )
     return sorted({keys[len(keys) * at // count] for at in range(1, count)})
 
 
@@ -470,8 +493,8 @@ def _select_column(column: SourceColumn) -> str:
     return f"CASE WHEN pg_catalog.num_nulls({name}) = 0 THEN pg_catalog.format('%s', {name}) END"
 
 
-def read_rows(arrivals: Iterator[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
-    """Yield the rows of a binary COPY, each as its bytes: its messages without head and end mark.
+def read_rows(arrivals: Iterator[RowBuffer]) -> Iterator[RowBuffer]:
+    """Yield the rows of a binary COPY: its messages without head and end mark.
 
     Reads `arrivals` to their end, which would otherwise be canceled.
 
@@ -479,25 +502,26 @@ def read_rows(arrivals: Iterator[Sequence[bytes]]) -> Iterator[Sequence[bytes]]:
         SourceUnavailable: The COPY ended without its end mark.
     """
     is_first, is_ended = True, False
-    for messages in arrivals:
-        rows = list(messages)
-        if is_first:
-            if not rows[0].startswith(_SIGNATURE):
-                raise SourceUnavailable("a COPY does not begin with the signature of its format")
-            rows[0] = rows[0][_HEADER_SIZE:]
-            if not rows[0]:
-                del rows[0]
-            is_first = False
-        if rows and rows[-1] == _END:
-            is_ended = True
-            del rows[-1]
-        if rows:
+    for rows in arrivals:
+        if is_first and not rows.cut_head(_SIGNATURE, _HEADER_SIZE):
+            raise SourceUnavailable("a COPY does not begin with the signature of its format")
+        is_first = False
+        is_ended = rows.cut_last(_END) or is_ended
+        if len(rows):
             yield rows
     if not is_ended:
         raise SourceUnavailable("a COPY ended without its end mark")
 
 
-def split_rows(table: SourceTable, rows: Sequence[bytes]) -> Sequence[BinaryColumn]:
+def read_all_rows(arrivals: Iterator[RowBuffer]) -> RowBuffer:
+    """Return the rows of a binary COPY together. Raises the errors of `read_rows`."""
+    together = RowBuffer()
+    for rows in read_rows(arrivals):
+        together.extend(rows)
+    return together
+
+
+def split_rows(table: SourceTable, rows: RowBuffer) -> Sequence[BinaryColumn]:
     """Return the columns of `rows`.
 
     Raises:

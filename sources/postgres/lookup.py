@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from typing_extensions import assert_never, override
 
+from onceflow.clients.postgres.binary_rows import RowBuffer
 from onceflow.clients.postgres.catalog import identifier, literal, quote
 from onceflow.clients.postgres.connection import PostgresEndpoint, PostgresSession, endpoint_of
 from onceflow.clients.sql.lookups import ReopenedSession
@@ -22,12 +23,12 @@ from onceflow.core.spi.options import document_options, option
 from onceflow.sources.postgres.copying import (
     SET_TEXT_FORM,
     find_columns,
-    read_rows,
+    read_all_rows,
     select_rows,
     split_rows,
 )
-from onceflow.sources.postgres.reader import RowBuilder
 from onceflow.sources.postgres.refusals import to_session_error
+from onceflow.sources.postgres.row_builder import RowBuilder
 from onceflow.sources.postgres.slot import connect, logger
 from onceflow.sources.postgres.table import (
     SourceColumn,
@@ -180,9 +181,9 @@ class _Reader(LookupReader):
             rows = self._session.ask(lambda session: self._read(session, literals))
         except SqlError as error:
             raise to_session_error(error, str(self._endpoint)) from error
-        if not rows:
+        if not len(rows):
             return pa.RecordBatch.from_pylist([], self._table.schema)
-        built = self._builder.build_columns(split_rows(self._table, rows), [""] * len(rows))
+        built = self._builder.build_copied(split_rows(self._table, rows), len(rows))
         return built.select(self._table.schema.names)
 
     def _write_key(self, values: Sequence[object]) -> str | None:
@@ -210,8 +211,8 @@ class _Reader(LookupReader):
                     assert_never(unknown)
         return f"({', '.join(texts)})"
 
-    def _read(self, session: PostgresSession, keys: Sequence[str]) -> Sequence[bytes]:
-        """Return the rows of `keys`, each as its bytes."""
+    def _read(self, session: PostgresSession, keys: Sequence[str]) -> RowBuffer:
+        """Return the rows of `keys`, in binary format."""
         try:
             return self._select(session, keys)
         except SqlError as error:
@@ -220,13 +221,13 @@ class _Reader(LookupReader):
         # The database's encoding lacks a character: of a key, which then no row has, or of a row.
         return self._select(session, _keep_translatable(session, keys))
 
-    def _select(self, session: PostgresSession, keys: Sequence[str]) -> Sequence[bytes]:
+    def _select(self, session: PostgresSession, keys: Sequence[str]) -> RowBuffer:
         """Return the rows of `keys`.
 
         The table is locked against other columns in between.
         """
         if not keys:
-            return []
+            return RowBuffer()
         table = self._table
         names = ", ".join(quote(column.name) for column in self._columns)
         query = f"{select_rows(table)} WHERE ({names}) IN ({', '.join(keys)})"
@@ -240,8 +241,7 @@ class _Reader(LookupReader):
                     " dropped or has another type than when the job was started, or the table was"
                     " created anew: start the job again, which reads the columns anew"
                 )
-            arrivals = session.copy_out(f"COPY ({query}) TO STDOUT (FORMAT binary)")
-            return [row for rows in read_rows(arrivals) for row in rows]
+            return read_all_rows(session.copy_out(f"COPY ({query}) TO STDOUT (FORMAT binary)"))
 
     @override
     def close(self) -> None:

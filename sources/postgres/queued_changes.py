@@ -281,7 +281,8 @@ class QueuedChanges:
         if self.table.identity == FULL or DELETE not in operations:
             return True
         are_deleted = np.array([operation == DELETE for operation in operations])
-        return not any((columns[at].nulls & are_deleted).any() for at in self._key_indexes)
+        nulls = [columns[at].nulls for at in self._key_indexes]
+        return not any((mask & are_deleted).any() for mask in nulls if mask is not None)
 
     def _encode(self, row: Sequence[Value]) -> bytes | None:
         """Return a message with the values of `row`, or None if they are not all binary."""

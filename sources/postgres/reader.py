@@ -19,8 +19,6 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from onceflow.clients.postgres.binary_rows import Binary, BinaryColumn
-from onceflow.clients.postgres.pgoutput import Value
 from onceflow.clients.postgres.replication import (
     Changes,
     Keepalive,
@@ -29,15 +27,12 @@ from onceflow.clients.postgres.replication import (
     to_unix_ms,
 )
 from onceflow.core.errors import (
-    BadRecord,
     OffsetOutOfRange,
     OnceflowError,
     SinkError,
     SourceUnavailable,
 )
 from onceflow.core.spi import EndOfInput, OutputBatch, ReaderContext, SourceReader, Split
-from onceflow.formats.debezium.changes import schema_of_changes
-from onceflow.sources.postgres.columns import Convert, ValueRefused, converter_of
 from onceflow.sources.postgres.copy_alone import check_copy
 from onceflow.sources.postgres.copying import UNORDERED, CopyThreads, TableCopy
 from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
@@ -45,13 +40,13 @@ from onceflow.sources.postgres.position import SlotPosition, StreamPosition
 from onceflow.sources.postgres.queued_changes import ChangedRows
 from onceflow.sources.postgres.refusals import Refusal, classify_refusal, to_stream_error
 from onceflow.sources.postgres.rewrites import TableForm, read_forms, require_no_rewrite
+from onceflow.sources.postgres.row_builder import RowBuilder
 from onceflow.sources.postgres.settings import ReaderSettings
 from onceflow.sources.postgres.slot import check_position, connect
 from onceflow.sources.postgres.table import SourceTable, require_all_columns
 from onceflow.sources.postgres.text_values import TEXT_SETTINGS
 from onceflow.sources.postgres.transactions import ChangeReader
 
-_COPIED = "r"
 _RETRY_S = 0.2
 _GATHERED_S = 0.02
 """The time for which changes are gathered: a batch costs as much as about a hundred changes."""
@@ -59,69 +54,6 @@ _TURN_S = 0.05
 """The longest wait for the copy or for the stream while the other one may have rows."""
 PUBLICATION_CHECK_S = 60.0
 """The interval at which an open stream's publication and the forms of its tables are checked."""
-
-
-class RowBuilder:
-    """A builder of batches from the values of rows."""
-
-    def __init__(self, table: SourceTable) -> None:
-        self._table = table
-        self._schema = schema_of_changes(table.schema)
-        self._converters: list[Convert] = []
-        for column in table.columns:
-            convert = converter_of(column.source, column.arrow)
-            assert convert is not None, column
-            self._converters.append(convert)
-
-    def build(
-        self, rows: Sequence[Sequence[Value]], operations: Sequence[str] | str
-    ) -> pa.RecordBatch:
-        """Return the batch of `rows`; one operation stands for all of them.
-
-        Raises:
-            BadRecord: A value has no exact form in its column.
-        """
-        columns = [
-            self._convert(at, [row[at] for row in rows]) for at in range(len(self._converters))
-        ]
-        if isinstance(operations, str):
-            operations = [operations] * len(rows)
-        columns.append(pa.array(operations, pa.string()))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-    def build_columns(
-        self, columns: Sequence[BinaryColumn], operations: Sequence[str]
-    ) -> pa.RecordBatch:
-        """Return the batch of `columns`. Raises the errors of `build`."""
-        arrays = [self._convert_binary(at, values) for at, values in enumerate(columns)]
-        arrays.append(pa.array(operations, pa.string()))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-    def build_changes(self, changed: ChangedRows) -> pa.RecordBatch:
-        """Return the batch of `changed`. Raises the errors of `build`."""
-        if changed.columns:
-            return self.build_columns(changed.columns, changed.operations)
-        return self.build(changed.rows, changed.operations)
-
-    def _convert(self, at: int, values: list[Value]) -> pa.Array:
-        column = self._table.columns[at]
-        plain: list[bytes | None] = []
-        for value in values:
-            assert value is None or isinstance(value, bytes), column
-            plain.append(value)
-        return self._convert_binary(at, plain)
-
-    def _convert_binary(self, at: int, values: Sequence[Binary]) -> pa.Array:
-        column = self._table.columns[at]
-        try:
-            return self._converters[at](values)
-        except ValueRefused as error:
-            raise BadRecord(
-                f"column {column.name!r} of table {self._table.name}: the value {error.shown} of"
-                f" type {column.source.shown} does not fit the column's type {column.arrow}:"
-                f" {error.why}. Change the value and its column's limits, or give schema= with"
-                " string for the column, which reads its text, or without the column"
-            ) from None
 
 
 class PostgresReader(SourceReader):
@@ -254,10 +186,9 @@ class PostgresReader(SourceReader):
         if copied is None:
             return None
         batches: list[tuple[int, pa.RecordBatch]] = []
-        if copied.count:
-            operations = [_COPIED] * copied.count
-            batch = self._builders[copied.table].build_columns(copied.columns, operations)
-            batches.append((copied.table, self._metadata[copied.table].extend_copy(batch)))
+        if copied.rows is not None:
+            rows = self._metadata[copied.table].extend_copy(copied.rows)
+            batches.append((copied.table, rows))
         self._position = replace(
             position,
             tables=tuple(
@@ -282,7 +213,7 @@ class PostgresReader(SourceReader):
                 require_all_columns(table)
             copies.append(TableCopy(table, copied))
         self._check_position(position)
-        return CopyThreads(self._settings, self._name, copies, position)
+        return CopyThreads(self._settings, self._name, copies, position, self._builders)
 
     def _check_copied_keys(self, position: SlotPosition) -> None:
         """Raise OffsetOutOfRange unless the key of each copied table is the one of its chunks."""

@@ -20,8 +20,7 @@ from tests.integration.postgres_changes_kit import (
 from onceflow.clients.postgres.binary_rows import split_copy_rows
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.integration.servers.postgres import EmbeddedPostgres
-from onceflow.sources.postgres.copying import read_rows as read_copy
-from onceflow.sources.postgres.copying import select_chunk
+from onceflow.sources.postgres.copying import read_all_rows, select_chunk
 from onceflow.sources.postgres.keys import key_of
 from onceflow.sources.postgres.position import SlotPosition
 from onceflow.sources.postgres.slot import connect
@@ -110,8 +109,9 @@ def test_every_key_divides_the_table_where_its_order_does(
     with connect(source.endpoint, "test") as session:
 
         def select(statement: str) -> list[tuple[Any, ...]]:
-            rows = [row for rows in read_copy(session.copy_out(statement)) for row in rows]
-            return list(zip(*(split_copy_rows(rows, count) or ()), strict=True)) if rows else []
+            columns = split_copy_rows(read_all_rows(session.copy_out(statement)), count)
+            assert columns is not None
+            return list(zip(*columns, strict=True))
 
         rows = select(f"COPY (SELECT * FROM t ORDER BY {key}) TO STDOUT (FORMAT binary)")
         keys = [key_of(table, row, copy_anew="") for row in rows]

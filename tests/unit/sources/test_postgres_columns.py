@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from onceflow.clients.postgres.binary_rows import BinaryColumn, split_copy_rows
+from onceflow.clients.postgres.binary_rows import BinaryColumn, RowBuffer, split_copy_rows
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.postgres.types import wire_of
 from onceflow.sources.postgres.columns import (
@@ -43,7 +43,7 @@ def _array(*elements: bytes | None, dimensions: int = 1, first: int = 1) -> byte
 def _column(*values: bytes | None) -> BinaryColumn:
     """Return the values as a column of the rows of a COPY."""
     rows = [b"\0\1\xff\xff\xff\xff" if v is None else _row(v) for v in values]
-    columns = split_copy_rows(rows, 1)
+    columns = split_copy_rows(RowBuffer.of(rows), 1)
     assert columns is not None
     return columns[0]
 

@@ -7,6 +7,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.binary_rows import (
     BinaryColumn,
+    RowBuffer,
     encode_tuple,
     split_copy_rows,
     split_tuples,
@@ -21,11 +23,11 @@ from onceflow.clients.postgres.binary_rows import (
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import BadRecord, SourceUnavailable
-from onceflow.sources.postgres.copying import read_rows, split_rows
+from onceflow.sources.postgres.copying import read_all_rows, read_rows, split_rows
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.metadata import Metadata, MetadataColumns
 from onceflow.sources.postgres.position import Cut, SlotPosition, TablePosition
-from onceflow.sources.postgres.reader import RowBuilder
+from onceflow.sources.postgres.row_builder import RowBuilder
 from onceflow.sources.postgres.table import SourceColumn, SourceTable
 from onceflow.sources.postgres.transactions import ChangeReader
 
@@ -298,13 +300,18 @@ def _values(columns: Sequence[BinaryColumn] | None) -> list[list[bytes | None]]:
 def test_rows_of_copy_are_split_into_columns() -> None:
     rows: list[_ROW] = [(b"ab", None), (b"", b"x" * 1_000), (None, b"\0\0\0\1")]
     messages = [encode_copy_row(row) for row in rows]
-    assert _values(split_copy_rows(messages, 2)) == [
+    assert _values(split_copy_rows(RowBuffer.of(messages), 2)) == [
         list(column) for column in zip(*rows, strict=True)
     ]
-    assert split_copy_rows(messages, 3) is None
-    assert split_copy_rows([*messages, b"\xff\xff"], 2) is None
-    assert split_copy_rows([messages[0] + messages[1]], 2) is None
-    assert split_copy_rows([messages[0][:-1]], 2) is None
+    assert split_copy_rows(RowBuffer.of(messages), 3) is None
+    assert split_copy_rows(RowBuffer.of([*messages, b"\xff\xff"]), 2) is None
+    assert split_copy_rows(RowBuffer.of([messages[0] + messages[1]]), 2) is None
+    assert split_copy_rows(RowBuffer.of([messages[0][:-1]]), 2) is None
+    # A length that leads into the next row, and one that leads behind the last row.
+    for length in (5, 1_000_000):
+        wrong = struct.pack("!hii", 2, -1, length) + b"x"
+        assert split_copy_rows(RowBuffer.of([wrong, *messages]), 2) is None
+        assert split_copy_rows(RowBuffer.of([*messages, wrong]), 2) is None
 
 
 def encode_copy_row(row: _ROW) -> bytes:
@@ -360,33 +367,44 @@ def test_copied_rows_are_the_same_by_columns_and_row_by_row(seed: int) -> None:
         arrivals[-1].append(message)
         if draw.randrange(4) == 0:
             arrivals.append([])
-    found = [row for part in read_rows(filter(None, iter(arrivals))) for row in part]
-    assert found == [encode_copy_row(row) for row in rows]
+    found = read_all_rows(map(RowBuffer.of, filter(None, arrivals)))
+    assert _list_rows(found) == [encode_copy_row(row) for row in rows]
     columns = split_rows(_TABLE, found)
     assert _values(columns) == [list(column) for column in zip(*rows, strict=True)]
     assert [column[-1] for column in columns] == list(rows[-1])
     builder = RowBuilder(_TABLE)
-    assert builder.build_columns(columns, ["r"] * len(rows)) == builder.build(rows, "r")
+    assert builder.build_copied(columns, len(rows)) == builder.build(rows, "r")
+
+
+def _list_rows(rows: RowBuffer) -> list[bytes]:
+    """Return the rows that `rows` has in one buffer."""
+    ends = [16, *(16 + end for end in accumulate(rows.sizes))]
+    assert ends[-1] == len(rows.data)
+    return [bytes(rows.data[start:end]) for start, end in pairwise(ends)]
+
+
+def _read_copy(*arrivals: Sequence[bytes]) -> list[list[bytes]]:
+    return [_list_rows(rows) for rows in read_rows(map(RowBuffer.of, arrivals))]
 
 
 def test_a_copy_without_rows_or_with_a_head_of_its_own_is_read() -> None:
     row = encode_copy_row((b"ab", None))
-    assert list(read_rows(iter([[_HEAD + _END]]))) == []
-    assert list(read_rows(iter([[_HEAD], [row], [_END]]))) == [[row]]
-    assert list(read_rows(iter([[_HEAD, row, _END]]))) == [[row]]
+    assert _read_copy([_HEAD + _END]) == []
+    assert _read_copy([_HEAD], [row], [_END]) == [[row]]
+    assert _read_copy([_HEAD, row, _END]) == [[row]]
 
 
 def test_a_copy_without_its_head_or_its_end_mark_is_refused() -> None:
     row = encode_copy_row((b"ab", None))
     with pytest.raises(SourceUnavailable, match="without its end mark"):
-        list(read_rows(iter([[_HEAD + row]])))
+        _read_copy([_HEAD + row])
     with pytest.raises(SourceUnavailable, match="signature"):
-        list(read_rows(iter([[row]])))
+        _read_copy([row])
 
 
 def test_a_copy_is_read_to_the_end_of_its_messages() -> None:
     # psycopg cancels a COPY that is left before its last message.
-    arrivals = iter([[_HEAD], [_END], []])
+    arrivals = map(RowBuffer.of, [[_HEAD], [_END], []])
     list(read_rows(arrivals))
     assert list(arrivals) == []
 
@@ -395,4 +413,4 @@ def test_a_copy_is_read_to_the_end_of_its_messages() -> None:
 def test_a_message_that_is_not_one_row_is_refused(whole: bool) -> None:
     row = encode_copy_row((bytes(4), b"x", None, None))
     with pytest.raises(BadRecord, match=r"table public\.t .* not one row of 4 columns"):
-        split_rows(_TABLE, [row, row + row if whole else row[:-1]])
+        split_rows(_TABLE, RowBuffer.of([row, row + row if whole else row[:-1]]))
