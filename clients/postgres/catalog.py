@@ -116,7 +116,12 @@ _TABLE = """
             WHERE c.relkind = 'p' AND l.isleaf AND l.level > 0
                 AND (p.relkind <> 'r' OR p.relpersistence <> 'p')
             LIMIT 1) AS odd_partition,
-           pg_catalog.row_security_active(c.oid) AS has_policies
+           pg_catalog.row_security_active(c.oid) AS has_policies,
+           -- 2 UPDATE, 3 INSERT. The server looks at rules of UPDATE even if they are disabled.
+           coalesce((SELECT r.rulename::text FROM pg_catalog.pg_rewrite AS r
+                     WHERE r.ev_class = c.oid AND (r.ev_type = '2'
+                         OR r.ev_type = '3' AND r.ev_enabled IN ('O', 'A'))
+                     ORDER BY r.rulename LIMIT 1), '') AS rule
     FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.oid = pg_catalog.to_regclass({name})
 """
@@ -267,7 +272,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
     if not known:
         return None
     oid, schema, table, kind, persistence, deletable, grantee = known[0][:7]
-    odd_partition, has_policies = known[0][7:]
+    odd_partition, has_policies, rule = known[0][7:]
     shown = TableName(schema, table)
     keys = session.query(_UNIQUE_KEYS.format(table=int(oid)))
     return Table(
@@ -280,6 +285,7 @@ def find_table(session: Session, name: TableName) -> Table | None:
         or (_unfit_for_policies(shown, grantee) if has_policies else None),
         unique_keys=tuple((index, frozenset(columns)) for index, columns in keys),
         inherited_by=find_child(session, shown),
+        rule=rule,
         deletable=deletable,
         grantee=grantee,
         checks=tuple(

@@ -128,6 +128,9 @@ class Table:
     inherited_by: str = ""
     """A table whose rows are also rows of this table, and which no unique index here covers; or
     empty."""
+    rule: str = ""
+    """A rule of the table with which the server refuses an INSERT that says what to do with a key
+    that exists; or empty."""
     deletable: bool = True
     """False if it is known that the connected user may not delete rows."""
     grantee: str = ""

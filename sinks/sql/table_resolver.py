@@ -174,6 +174,12 @@ def _key_faults(dialect: Dialect, table: Table, rules: ChangeRules) -> list[str]
             f" rows there: write_mode={rules.mode.value!r} would add a key that such a row has."
             " Make it a partitioned table (PARTITION BY)"
         )
+    if table.rule and rules.mode in (WriteMode.UPSERT, WriteMode.IGNORE):
+        rule = f"RULE {dialect.quote(table.rule)} ON {dialect.identifier(table.name)}"
+        faults.append(
+            f"with its rule {table.rule} the server refuses write_mode={rules.mode.value!r}."
+            f" Use a trigger in place of the rule, and run: DROP {rule}"
+        )
     keys = [table.column(name) for name in rules.primary_key]
     return faults + [column.key_fault for column in keys if column is not None and column.key_fault]
 

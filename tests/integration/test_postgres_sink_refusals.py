@@ -364,6 +364,31 @@ def test_upserts_into_a_table_that_others_inherit_from_are_refused_at_the_start(
     assert query(postgres_database, "SELECT id, amount FROM t") == [(1, 10)]
 
 
+@pytest.mark.parametrize("event", ["INSERT", "UPDATE"])
+def test_upserts_into_a_table_with_a_rule_are_refused_at_the_start(
+    postgres_database: str, staging: FileStagingArea, event: str
+) -> None:
+    """The server refuses their statements, in ledger mode only after the decision."""
+    query(
+        postgres_database,
+        "CREATE TABLE t (id bigint PRIMARY KEY, amount bigint)",
+        f'CREATE RULE "a rule" AS ON {event} TO t DO ALSO NOTHING',
+    )
+    for attempt, write_mode in enumerate(("upsert", "ignore"), 1):
+        sink = sink_of(postgres_database, write_mode=write_mode, primary_key=("id",))
+        with (
+            Job(sink, schema=SCHEMA, staging=staging) as job,
+            pytest.raises(errors.ConfigError, match="rule a rule the server refuses") as failure,
+        ):
+            job.check(attempt)
+    query(postgres_database, str(failure.value).rpartition("run: ")[2])
+    sink = sink_of(postgres_database, write_mode="ignore", primary_key=("id",))
+    with Job(sink, schema=SCHEMA, staging=staging) as job:
+        committable = job.check(3).prepare(1, _ROWS, attempt=3)
+        assert job.committer(3).commit(committable) == Committed()
+    assert ids_in(postgres_database, "t") == [1, 2]
+
+
 def test_upserts_into_a_table_that_gets_a_child_under_a_job_add_no_key_twice(
     postgres_database: str,
 ) -> None:
