@@ -442,6 +442,33 @@ def test_an_infinite_timestamp_is_refused_by_its_column(postgres: Database) -> N
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("kind", ["timestamp[]", "timestamptz[]", "date[]"])
+def test_an_infinite_time_in_an_array_is_refused_by_its_column(
+    postgres: Database, kind: str
+) -> None:
+    postgres.execute(
+        f"CREATE TABLE until (id int, ends {kind})", "INSERT INTO until VALUES (1, '{infinity}')"
+    )
+    with pytest.raises(ConfigError, match="column 'ends' has a time that is infinite"):
+        Read(postgres.source("until")).rows()
+
+
+@pytest.mark.parametrize("array", ["{{a,b},{c,d}}", "[0:1]={a,b}", "[2:2]={a}", "{{a}}"])
+def test_an_array_whose_shape_a_list_would_lose_is_refused_by_its_column(
+    postgres: Database, array: str
+) -> None:
+    postgres.execute(
+        'CREATE TABLE arrays (id int, "it\'s" text[])',
+        "INSERT INTO arrays VALUES (1, '{}'), (2, NULL), (3, '{a,NULL}')",
+    )
+    read = Read(postgres.source("arrays"))
+    assert [row["it's"] for row in read.rows()] == [[], None, ["a", None]]
+    postgres.execute(f"INSERT INTO arrays VALUES (4, '{array}')")
+    with pytest.raises(ConfigError, match="it's.* has an array of several dimensions") as failure:
+        Read(postgres.source("arrays")).rows()
+    assert array in str(failure.value)
+
+
 def test_spark_reads_and_filters_a_table(spark: SparkSession, postgres: Database) -> None:
     postgres.execute(
         "CREATE TABLE few AS SELECT i AS id, 'w' || i AS w FROM generate_series(1, 9) i"

@@ -69,6 +69,7 @@ _DENIED = re.compile(
     r"permission denied for (?P<kind>schema|table|view|materialized view|relation)"
     r" (?P<name>\"[^\"]+\"|\S+)"
 )
+_LOST_SHAPE = "has an array of several dimensions, or whose indexes do not begin at 1"
 _AS_THEY_ARE = frozenset({*_COMPARED, "bpchar", "bytea"})
 
 
@@ -145,9 +146,12 @@ class PostgresRows(RowSource):
                 **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
             )
             cursor.execute(statement)
-            for batch in cursor.fetch_record_batch():
-                if batch.num_rows:
-                    yield _convert(batch, columns)
+            try:
+                for batch in cursor.fetch_record_batch():
+                    if batch.num_rows:
+                        yield _convert(batch, columns)
+            except OSError as error:
+                raise self._explain_broken_stream(error) from None
 
     def _by_ctid(self, tasks: int) -> tuple[str, ...]:
         """Return ranges of the table's pages. In one snapshot each row is in exactly one range."""
@@ -195,6 +199,14 @@ class PostgresRows(RowSource):
         kind = ConfigError if wrong else SinkError
         return kind(f"reading {self.relation} of {self.endpoint}: {text}{self._grant(text)}")
 
+    def _explain_broken_stream(self, error: OSError) -> Exception:
+        """Return the error of a statement that fails after it has returned rows."""
+        text = self.endpoint.without_secrets(" ".join(str(error).split()))
+        message = f"reading {self.relation} of {self.endpoint}: {text}"
+        if _LOST_SHAPE in text:
+            return ConfigError(f"{message}. Select the column as text by query=")
+        return SinkError(message)
+
     def _grant(self, text: str) -> str:
         """Return advice with the GRANT statement if the server denied the right to read."""
         denied = _DENIED.search(text)
@@ -218,10 +230,28 @@ def _column(field: pa.Field) -> ReadColumn:
     if pa.types.is_list(field.type):
         element = _element(field.type.value_type)
         if element is not None:
+            if name.startswith("_"):
+                expression = _refuse_lost_shape(field.name)
             return ReadColumn(field.name, expression, pa.list_(element))
     elif name in _AS_THEY_ARE:
         return ReadColumn(field.name, expression, field.type, _COMPARED.get(name))
     return ReadColumn(field.name, f"{expression}::text", pa.string())
+
+
+def _refuse_lost_shape(column: str) -> str:
+    """Return the expression of an array column, which fails for arrays that no list can hold.
+
+    The driver would return the elements of all dimensions in one list.
+    """
+    name = quote(column)
+    # The cast of this text fails, and the server quotes the text in its error.
+    why = f"{literal(f'column {column!r} {_LOST_SHAPE}: ')} || {name}::text"
+    return (
+        f"CASE WHEN coalesce(pg_catalog.array_ndims({name}), 1) = 1"
+        f" AND coalesce(pg_catalog.array_lower({name}, 1), 1) = 1"
+        # A slice has the array's own type.
+        f" THEN {name} ELSE ({name})[({why})::int:] END"
+    )
 
 
 def _element(kind: pa.DataType) -> pa.DataType | None:
@@ -257,10 +287,11 @@ def _array(array: pa.Array, column: ReadColumn) -> pa.Array:
     elif pa.types.is_list(array.type) and array.type != column.type:
         # The elements of numeric[] arrive as text of a type of the driver's own.
         array = array.cast(pa.list_(pa.string()))
-    if pa.types.is_timestamp(array.type):
-        _require_within(array.view(pa.int64()), _MICROSECONDS, column)
-    elif pa.types.is_date32(array.type):
-        _require_within(array.view(pa.int32()), _DAYS, column)
+    values = array.flatten() if isinstance(array, pa.ListArray) else array
+    if pa.types.is_timestamp(values.type):
+        _require_within(values.view(pa.int64()), _MICROSECONDS, column)
+    elif pa.types.is_date32(values.type):
+        _require_within(values.view(pa.int32()), _DAYS, column)
     if array.type == column.type:
         return array
     try:
