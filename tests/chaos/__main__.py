@@ -97,7 +97,11 @@ def _run(kinds: tuple[FaultKind, ...], seed: int, limits: Limits) -> ChaosReport
     _say(f"chaos from seed {seed} in {directory}")
     with Servers(_say) as servers:
         while kinds and not limits.are_reached(outcomes, kinds, time.monotonic() - began):
-            schedule = draw_schedule(seed + len(outcomes), kinds, has_mysql=servers.has_mysql)
+            schedule = draw_schedule(
+                seed + len(outcomes),
+                limits.choose_kinds(outcomes, kinds),
+                has_mysql=servers.has_mysql,
+            )
             schedule = machine.adapt(schedule)
             place = directory / f"seed-{schedule.seed}"
             place.mkdir()

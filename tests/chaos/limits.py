@@ -27,5 +27,19 @@ class Limits:
             return True
         if self.minutes is not None and elapsed_s > 60 * self.minutes:
             return True
-        delivered = count_delivered(outcomes)
-        return self.ends_once_all_struck and all(delivered[kind] for kind in kinds)
+        return self.ends_once_all_struck and not _list_missed(outcomes, kinds)
+
+    def choose_kinds(
+        self, outcomes: Sequence[Outcome], kinds: Sequence[FaultKind]
+    ) -> tuple[FaultKind, ...]:
+        """Return the kinds of the next schedule.
+
+        If the run ends once all kinds have struck, these are the kinds that have not struck yet.
+        """
+        missed = _list_missed(outcomes, kinds)
+        return missed if self.ends_once_all_struck and missed else tuple(kinds)
+
+
+def _list_missed(outcomes: Sequence[Outcome], kinds: Sequence[FaultKind]) -> tuple[FaultKind, ...]:
+    delivered = count_delivered(outcomes)
+    return tuple(kind for kind in kinds if not delivered[kind])

@@ -78,7 +78,7 @@ class ChaosReport:
 
     def repeat_command(self, outcome: Outcome) -> str:
         """Return the command that runs the schedule of `outcome` again."""
-        kinds = ",".join(kind.value for kind in self.kinds)
+        kinds = ",".join(kind.value for kind in outcome.schedule.kinds)
         return f"script/chaos --schedules 1 --seed {outcome.schedule.seed} --kinds {kinds}"
 
 

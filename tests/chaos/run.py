@@ -33,7 +33,7 @@ from onceflow.integration.faults import processes
 _LOOK_S = 0.05
 _START_DEADLINE_S = 300.0
 """A Spark cluster takes long on a busy machine."""
-_FAULTS_DEADLINE_S = 180.0
+_FAULTS_DEADLINE_S = 240.0
 """From the first record to the end of the last fault."""
 _CATCH_UP_DEADLINE_S = 120.0
 """From the end of the last fault until every record is committed."""

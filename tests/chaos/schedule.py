@@ -117,6 +117,8 @@ class Schedule:
     """A whole job with its faults."""
 
     seed: int
+    kinds: tuple[FaultKind, ...]
+    """The kinds from which the faults were drawn."""
     graph: Graph
     sinks: tuple[SinkKind, ...]
     unaligned: bool
@@ -173,6 +175,7 @@ def draw_schedule(seed: int, kinds: Sequence[FaultKind], *, has_mysql: bool = Tr
     producing_s = rng.uniform(*_PRODUCING_S)
     return Schedule(
         seed=seed,
+        kinds=tuple(kinds),
         graph=rng.choice(GRAPHS),
         sinks=sinks,
         unaligned=unaligned,

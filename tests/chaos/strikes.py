@@ -27,7 +27,8 @@ from onceflow.integration.faults import processes
 
 _RETRY_S = 0.3
 """The wait for a victim that is not there at the moment, such as a slot between two attempts."""
-_TRIES_MAX = 150
+_TRIES_MAX = 400
+"""Two minutes: a driver with a new Spark session needs one of them on a busy machine."""
 _STOPS_MAX = 3
 """A savepoint that other faults prevent is asked for again."""
 

@@ -37,6 +37,7 @@ def servers() -> Iterator[Servers]:
 def small_schedule(seed: int) -> Schedule:
     return replace(
         draw_schedule(seed, ALL_KINDS),
+        kinds=(FaultKind.SLOTS,),
         graph="running",
         sinks=(SinkKind.POSTGRES,),
         records=4_000,
@@ -106,7 +107,9 @@ def test_run_until_every_kind_has_struck_goes_on_after_a_fault_without_a_victim(
     assert not limits.are_reached([missed], kinds, 200.0)
     assert limits.are_reached([missed], kinds, 241.0)
     assert limits.are_reached([missed, struck], kinds, 100.0)
+    assert limits.choose_kinds([struck], ALL_KINDS) == ALL_KINDS[1:]
     to_the_end = replace(limits, ends_once_all_struck=False)
+    assert to_the_end.choose_kinds([struck], ALL_KINDS) == ALL_KINDS
     assert not to_the_end.are_reached([missed, struck], kinds, 100.0)
 
 
