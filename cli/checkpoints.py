@@ -36,7 +36,7 @@ checkpoints = typer.Typer(
 Job: TypeAlias = Annotated[
     str | None, typer.Option("--job", help="Name of the job. Needed if the storage holds several.")
 ]
-OneName: TypeAlias = Annotated[
+Name: TypeAlias = Annotated[
     str, typer.Argument(help="Number of a checkpoint, or directory of a savepoint.")
 ]
 
@@ -51,8 +51,8 @@ def list_(
 ) -> None:
     """List the checkpoints that the decision log holds, and the savepoints in the job's storage."""
     with _exit_status():
-        opened = stored_checkpoints.open_job(_storage(storage), job)
-        rows = [checkpoint.describe() for checkpoint in _all(storage, opened)]
+        opened = stored_checkpoints.open_job(_open_storage(storage), job)
+        rows = [checkpoint.describe() for checkpoint in _list_stored(storage, opened)]
         if json_:
             print(json.dumps({"job": opened.job, "checkpoints": rows}))
             return
@@ -65,11 +65,11 @@ def list_(
 
 
 @checkpoints.command()
-def show(name: OneName, storage: Storage, job: Job = None, json_: Json = False) -> None:
+def show(name: Name, storage: Storage, job: Job = None, json_: Json = False) -> None:
     """Show what one checkpoint or savepoint holds, by operator."""
     with _exit_status():
-        checkpoint = _one(storage, job, name)
-        facts = checkpoint.describe() | {"operators": _operators(checkpoint.completed)}
+        checkpoint = _find_stored(storage, job, name)
+        facts = checkpoint.describe() | {"operators": _describe_operators(checkpoint.completed)}
         if json_:
             print(json.dumps(facts))
             return
@@ -99,8 +99,10 @@ def verify(
 ) -> None:
     """Read every state file and compare its checksum; exit status 1 when one is not whole."""
     with _exit_status():
-        opened = None if name else stored_checkpoints.open_job(_storage(storage), job)
-        chosen = _all(storage, opened) if opened else [_one(storage, job, name or "")]
+        opened = None if name else stored_checkpoints.open_job(_open_storage(storage), job)
+        chosen = (
+            _list_stored(storage, opened) if opened else [_find_stored(storage, job, name or "")]
+        )
         wrong = [
             {"name": checkpoint.name, "damage": text}
             for checkpoint in chosen
@@ -126,14 +128,14 @@ def verify(
 
 @checkpoints.command()
 def dispose(
-    name: OneName,
+    name: Name,
     storage: Storage,
     job: Job = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete a savepoint. A checkpoint belongs to its job, which deletes it by itself."""
     with _exit_status():
-        checkpoint = _one(storage, job, name)
+        checkpoint = _find_stored(storage, job, name)
         if checkpoint.savepoint is None:
             raise SavepointRefused(
                 f"checkpoint {name} belongs to its job, which deletes it once"
@@ -164,13 +166,13 @@ def _exit_status() -> Generator[None, None, None]:
                 raise typer.Exit(EXIT_REFUSED) from error
 
 
-def _storage(storage: str) -> CheckpointStorage:
+def _open_storage(storage: str) -> CheckpointStorage:
     return DriverLocation(storage, "_", 0.0).described
 
 
-def _all(storage: str, job: JobStorage) -> list[stored_checkpoints.StoredCheckpoint]:
+def _list_stored(storage: str, job: JobStorage) -> list[stored_checkpoints.StoredCheckpoint]:
     checkpoints = stored_checkpoints.checkpoints_of(job)
-    for savepoint in stored_checkpoints.savepoints_of(_storage(storage), job):
+    for savepoint in stored_checkpoints.savepoints_of(_open_storage(storage), job):
         if isinstance(savepoint, stored_checkpoints.StoredCheckpoint):
             checkpoints.append(savepoint)
         else:
@@ -178,15 +180,15 @@ def _all(storage: str, job: JobStorage) -> list[stored_checkpoints.StoredCheckpo
     return checkpoints
 
 
-def _one(storage: str, job: str | None, name: str) -> stored_checkpoints.StoredCheckpoint:
+def _find_stored(storage: str, job: str | None, name: str) -> stored_checkpoints.StoredCheckpoint:
     if not name.isdigit():
-        return stored_checkpoints.savepoint_at(_storage(storage), name)
+        return stored_checkpoints.savepoint_at(_open_storage(storage), name)
     return stored_checkpoints.checkpoint_at(
-        stored_checkpoints.open_job(_storage(storage), job), int(name)
+        stored_checkpoints.open_job(_open_storage(storage), job), int(name)
     )
 
 
-def _operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
+def _describe_operators(completed: CompletedCheckpoint) -> list[dict[str, Any]]:
     uids = sorted({o.uid for s in completed.snapshots for o in s.operators})
     rows: list[dict[str, Any]] = []
     for uid in uids:

@@ -28,8 +28,10 @@ from onceflow.core.state.states.distinct_sets import DistinctSets, describe_set,
 AggregateOp: TypeAlias = Literal[
     "sum", "count", "count_distinct", "min", "max", "avg", "first", "last"
 ]
-_IN_STATE: Mapping[AggregateOp, StateOp] = {"first": "earliest", "last": "latest"}
-"""The operations that have another name in state."""
+_STATE_OPS: Mapping[AggregateOp, StateOp] = {"first": "earliest", "last": "latest"}
+"""The operations in state of the aggregates whose total is stored under another name."""
+_BY_TIME: frozenset[AggregateOp] = frozenset({"first", "last"})
+"""The aggregates that depend on the event times of the records."""
 
 
 @check_fields
@@ -58,7 +60,7 @@ class Aggregate:
         """
         if self.where is not None:
             require_condition(self.where, schema, owner=str(self))
-        op = _IN_STATE.get(self.op) or cast("StateOp", self.op)
+        op = _STATE_OPS.get(self.op) or cast("StateOp", self.op)
         kind, of_set = self._total_type(schema), ""
         if self.op == "count_distinct" and self.column is not None:
             of_set = describe_set(self.column, schema.field(self.column).type)
@@ -319,7 +321,7 @@ class AggregateInputs:
     @property
     def needs_times(self) -> bool:
         """True if the event times of the records matter: for first and last values."""
-        return any(aggregate.op in _IN_STATE for aggregate in self._aggregates.values())
+        return any(aggregate.op in _BY_TIME for aggregate in self._aggregates.values())
 
     def read(
         self, rows: pa.RecordBatch, times: npt.NDArray[np.int64] | None = None
@@ -342,7 +344,7 @@ class AggregateInputs:
                 chosen = met[aggregate.where]
                 kept = pa.scalar(True) if column is None else column
                 column = pc.if_else(chosen, kept, pa.scalar(None, kept.type))
-            if column is not None and times is not None and aggregate.op in _IN_STATE:
+            if column is not None and times is not None and aggregate.op in _BY_TIME:
                 column = pa.StructArray.from_arrays([pa.array(times), column], _TIMED)
             if column is not None:
                 values[name] = column

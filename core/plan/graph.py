@@ -339,7 +339,7 @@ class GraphBuilder:
         # The default name has the operator's position. It stays the same if operators are only
         # added after it. State is found by this name, so the documentation advises a uid for
         # operators with state.
-        name = uid if uid is not None else f"{work.verb}-{len(self._operators)}"
+        name = uid if uid is not None else f"{work.uid_prefix}-{len(self._operators)}"
         if not NAME.fullmatch(name):
             raise ConfigError(
                 f"uid={name!r}: use 1-64 letters, digits, '-' and '_', beginning with a letter or"

@@ -64,7 +64,7 @@ class Work:
     The defaults describe a work without key, without state and without side outputs.
     """
 
-    verb: ClassVar[str]
+    uid_prefix: ClassVar[str]
     """The beginning of the default uid, which names the operator's state. Must never change."""
     has_side_outputs: ClassVar[bool] = False
     """True if a function of this work may emit to side outputs."""
@@ -129,7 +129,7 @@ class Work:
 class ReadFrom(Work):
     """Reads a source."""
 
-    verb: ClassVar[str] = "read"
+    uid_prefix: ClassVar[str] = "read"
     source: Source
     watermarks: Mapping[str | None, WatermarkStrategy] = field(
         default_factory=dict[str | None, WatermarkStrategy]
@@ -157,7 +157,7 @@ class ReadFrom(Work):
 class MapBatches(Work):
     """Applies a function to whole Arrow record batches."""
 
-    verb: ClassVar[str] = "map_batches"
+    uid_prefix: ClassVar[str] = "map_batches"
     function: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
@@ -165,7 +165,7 @@ class MapBatches(Work):
 class MapInArrow(Work):
     """Applies a function of an iterator of Arrow record batches."""
 
-    verb: ClassVar[str] = "map_batches"
+    uid_prefix: ClassVar[str] = "map_batches"
     function: functions.ArrowIteratorFunction
 
 
@@ -173,7 +173,7 @@ class MapInArrow(Work):
 class MapInPandas(Work):
     """Applies a function of an iterator of pandas DataFrames."""
 
-    verb: ClassVar[str] = "map_pandas"
+    uid_prefix: ClassVar[str] = "map_pandas"
     function: functions.PandasIteratorFunction
 
 
@@ -181,7 +181,7 @@ class MapInPandas(Work):
 class JoinTable(Work):
     """Adds the columns of a table in memory to each record."""
 
-    verb: ClassVar[str] = "join"
+    uid_prefix: ClassVar[str] = "join"
     table: LookupTable
     how: JoinType
 
@@ -190,7 +190,7 @@ class JoinTable(Work):
 class JoinLookup(Work):
     """Adds the columns of a table that changes to each record: its rows are looked up by key."""
 
-    verb: ClassVar[str] = "lookup_join"
+    uid_prefix: ClassVar[str] = "lookup_join"
     source: LookupSource
     columns: JoinedColumns
     ttl_s: float
@@ -203,7 +203,7 @@ class JoinLookup(Work):
 class SelectSql(Work):
     """Replaces each batch by the result of a query that computes row by row."""
 
-    verb: ClassVar[str] = "sql"
+    uid_prefix: ClassVar[str] = "sql"
     sql: StreamSql
 
 
@@ -211,7 +211,7 @@ class SelectSql(Work):
 class MapRecords(Work):
     """Applies a function to one record at a time: one in, one out."""
 
-    verb: ClassVar[str] = "map"
+    uid_prefix: ClassVar[str] = "map"
     function: Callable[[functions.Record], functions.Record]
 
 
@@ -219,7 +219,7 @@ class MapRecords(Work):
 class FlatMapRecords(Work):
     """Applies a function to one record at a time: one in, any number out."""
 
-    verb: ClassVar[str] = "flat_map"
+    uid_prefix: ClassVar[str] = "flat_map"
     function: Callable[[functions.Record], Iterable[functions.Record]]
 
 
@@ -227,7 +227,7 @@ class FlatMapRecords(Work):
 class MapAsync(Work):
     """Calls a service for each record, or for each part of a batch."""
 
-    verb: ClassVar[str] = "async_map"
+    uid_prefix: ClassVar[str] = "async_map"
     starts_chain: ClassVar[bool] = True
     absorbs_rows: ClassVar[bool] = True
     function: Call
@@ -248,7 +248,7 @@ class MapAsync(Work):
 class FilterRecords(Work):
     """Keeps the records for which a function returns a true value."""
 
-    verb: ClassVar[str] = "filter"
+    uid_prefix: ClassVar[str] = "filter"
     function: Callable[[functions.Record], Any]
 
 
@@ -256,7 +256,7 @@ class FilterRecords(Work):
 class _KeyedWork(Work):
     """A work of one stream with a key and with state of the key."""
 
-    verb: ClassVar[str] = "keyed"
+    uid_prefix: ClassVar[str] = "keyed"
     key: tuple[str, ...]
 
     def input_key(self, number: int) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class _KeyedWork(Work):
 class _ConnectedWork(Work):
     """A work of two streams with a common key, and with state of the key."""
 
-    verb: ClassVar[str] = "connect"
+    uid_prefix: ClassVar[str] = "connect"
     has_side_outputs: ClassVar[bool] = True
     keys: tuple[tuple[str, ...], tuple[str, ...]]
 
@@ -348,7 +348,7 @@ class JoinConnected(_ConnectedWork):
 class ProcessBroadcast(Work):
     """Applies a function of a stream and a broadcast stream."""
 
-    verb: ClassVar[str] = "connect"
+    uid_prefix: ClassVar[str] = "connect"
     has_side_outputs: ClassVar[bool] = True
     key: tuple[str, ...]
     """The key of the first stream; empty if the stream is not keyed."""
@@ -378,7 +378,7 @@ class ProcessBroadcast(Work):
 class ProcessRecords(Work):
     """Applies a function with state of its subtask."""
 
-    verb: ClassVar[str] = "process"
+    uid_prefix: ClassVar[str] = "process"
     has_side_outputs: ClassVar[bool] = True
     function: process_functions.ProcessFunction
 
@@ -554,14 +554,14 @@ class AggregateWindows(_KeyedWork):
 class GatherRows(Work):
     """Adds the column `ALL` to each row, for windows whose rows all go to one subtask."""
 
-    verb: ClassVar[str] = "gather"
+    uid_prefix: ClassVar[str] = "gather"
 
 
 @dataclass(frozen=True, slots=True)
 class PreAggregateWindows(Work):
     """Replaces each batch by one row for each part of a window, with the totals of its rows."""
 
-    verb: ClassVar[str] = "preaggregate"
+    uid_prefix: ClassVar[str] = "preaggregate"
     uid: str
     """The uid of the windows, for errors."""
     windows: PaneAssigner
@@ -599,7 +599,7 @@ class AggregateCounts(_KeyedWork):
 class WriteTo(Work):
     """Writes to a two-phase sink."""
 
-    verb: ClassVar[str] = "write"
+    uid_prefix: ClassVar[str] = "write"
     sink: Sink
     sink_id: str
     on_bad_row: OnBadRow = OnBadRow.FAIL

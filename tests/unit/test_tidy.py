@@ -400,6 +400,20 @@ def test_links_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_links_to_modules_name_the_module_to_which_they_lead() -> None:
+    links = [
+        (path, text.replace("\\", ""), target.partition("#")[0])
+        for path in documents()
+        for text, target in re.findall(r"\[`?([^\]`]+\.py)`?\]\(([^)\s]+)\)", prose(path))
+    ]
+    assert len(links) > 50
+    assert [
+        f"{place(path)}: {text} -> {target}"
+        for path, text, target in links
+        if not f"/{target}".endswith(f"/{text}")
+    ] == []
+
+
 def test_paths_in_documents_exist() -> None:
     """A path in code quotes may hold a `*`; what is made while running begins with a dot."""
     folders = {path.relative_to(ROOT).parts[0] for path in tracked()}

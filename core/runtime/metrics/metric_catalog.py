@@ -1,7 +1,7 @@
 """The catalog of all metrics of onceflow, and the values that a scrape collects.
 
-Tests compare `/metrics`, the table in docs/monitoring.md, the alert rules and the dashboards with
-this catalog. Names have one prefix, base units, and `_total` at the end of a counter.
+Tests compare `/metrics`, the table in docs/reference/metrics.md, the alert rules and the dashboards
+with this catalog. Names have one prefix, base units, and `_total` at the end of a counter.
 
 The label that every sample has is not listed: `job_name`, or `query` for a query of Structured
 Streaming. (`job` is the label that Prometheus gives to its scrape targets.)

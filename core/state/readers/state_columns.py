@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 import numpy as np
@@ -44,7 +44,7 @@ from onceflow.core.state.aggregates.accumulator_shape import (
 )
 from onceflow.core.state.aggregates.chosen_values import decode_chosen
 from onceflow.core.state.aggregates.kinds_of_totals import totals_of
-from onceflow.core.state.api.descriptors import AccumulatorColumn
+from onceflow.core.state.api.descriptors import AccumulatorColumn, AggregateOp
 from onceflow.core.state.keys.key_codec import decode_key
 from onceflow.core.state.keys.key_index import decode_keys, to_key_array
 from onceflow.core.state.snapshots.canonical import StateRows
@@ -227,7 +227,7 @@ def json_of(data: bytes) -> str:
 
 # --- running aggregates --------------------------------------------------------------------------
 
-_AGGREGATE = re.compile(r"(sum|count_distinct|count|min|max|avg|earliest|latest|last)\((.*)")
+_AGGREGATE = re.compile(rf"({'|'.join(get_args(AggregateOp))})\((.*)")
 _DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
 _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 

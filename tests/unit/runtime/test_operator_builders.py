@@ -47,7 +47,7 @@ def test_no_field_of_a_work_hides_what_the_work_says_of_itself(
 
 
 def test_default_uids_which_name_state_in_checkpoints_stay_as_they_are() -> None:
-    assert {kind.__name__: kind.verb for kind in BUILDERS} == {
+    assert {kind.__name__: kind.uid_prefix for kind in BUILDERS} == {
         "ReadFrom": "read",
         "MapAsync": "async_map",
         "GatherRows": "gather",

@@ -76,6 +76,16 @@ def row(name: str) -> str:
     return f"| {name} | {taken_by(kind)} | {made} |"
 
 
+@pytest.mark.parametrize("name", ["year", "set", "inet4", "inet6", "geometry", "point", "vector"])
+def test_a_type_that_the_document_leaves_out_takes_no_values(name: str) -> None:
+    takes = [
+        shown
+        for shown, kind in ARROW.items()
+        if not pa.types.is_null(kind) and wire_of(to_plain_type(kind), MySQLType(name, name))
+    ]
+    assert takes == [], "name it in _TARGETS, and in the document"
+
+
 @pytest.mark.parametrize("name", ARROW)
 def test_line_of_the_document_is_what_the_code_does(name: str) -> None:
     section = _DOCUMENT.read_text(encoding="utf-8").partition("## MySQL and MariaDB\n")[2]
