@@ -179,7 +179,7 @@ class Examined:
 
 
 def examine_source(source: Source, parallelism: int) -> Questions | None:
-    """Return the questions of the source's connector to its server, or None if it has none."""
+    """Return the checks of the source's server by its connector, or None if it has no checks."""
     for name in SOURCES.names():
         # A connector that cannot be loaded is not the connector of `source`, which exists.
         with suppress(ConfigError):
@@ -190,7 +190,7 @@ def examine_source(source: Source, parallelism: int) -> Questions | None:
 
 
 def examine_sink(sink: Sink, parallelism: int) -> Questions | None:
-    """Return the questions of the sink's connector to its server, or None if it has none."""
+    """Return the checks of the sink's server by its connector, or None if it has no checks."""
     for name in SINKS.names():
         with suppress(ConfigError):
             connector = SINKS.find(name)
@@ -200,7 +200,7 @@ def examine_sink(sink: Sink, parallelism: int) -> Questions | None:
 
 
 def validate_source(source: Source) -> Sequence[Finding]:
-    """Return the findings of the source's own check, which each start runs."""
+    """Call `validate` of the source, as each start does. Return its error as a finding."""
     try:
         source.validate()
     except OnceflowError as error:
@@ -209,7 +209,7 @@ def validate_source(source: Source) -> Sequence[Finding]:
 
 
 def validate_sink(sink: Sink, rows: pa.Schema) -> Sequence[Finding]:
-    """Return the findings of the sink's own check, which each start runs, for this schema."""
+    """Call `validate` of the sink for `rows`, as each start does. Return its error as a finding."""
     with tempfile.TemporaryDirectory(prefix="onceflow-doctor-") as directory:
         context = CommitterContext(
             job="doctor",

@@ -273,6 +273,6 @@ class Target:
         return self.table.name
 
     def fits_of(self, names: Sequence[str]) -> tuple[ColumnFit, ...]:
-        """Return the fits of some columns, in the order of `names`."""
+        """Return the `ColumnFit` of each column of `names`, in this order."""
         by_name = {fit.name: fit for fit in self.fits}
         return tuple(by_name[name] for name in names)

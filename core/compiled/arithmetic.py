@@ -62,7 +62,10 @@ def modulo_integers(a: int, b: int) -> int:
 
 
 def divide_integers(a: int, b: int) -> float:
-    """Return a / b. Python rounds once, but floats beyond `EXACT_MAX` would be rounded twice."""
+    """Return a / b for integers up to `EXACT_MAX`.
+
+    The quotient of larger ones would be rounded twice; Python rounds it once.
+    """
     if b == 0 or not (-EXACT_MAX <= a <= EXACT_MAX and -EXACT_MAX <= b <= EXACT_MAX):
         raise ArithmeticError
     return float(a) / float(b)
@@ -83,7 +86,7 @@ def absolute_integer(a: int) -> int:
 
 
 def exact_float(a: int) -> float:
-    """Return `a` as a float to compare it with others, because Python compares without rounding."""
+    """Return `a` as a float of exactly the same value, for a comparison with a float."""
     if not -EXACT_MAX <= a <= EXACT_MAX:
         raise ArithmeticError
     return float(a)
@@ -140,12 +143,12 @@ def ceil_float(a: float) -> int:
 
 
 def least(a: float, b: float) -> float:
-    """Return min(a, b): the first one if they are equal or cannot be compared."""
+    """Return min(a, b). If the values are equal, or one is NaN, return `a`."""
     return b if b < a else a  # noqa: FURB136 - numba's min has another NaN
 
 
 def greatest(a: float, b: float) -> float:
-    """Return max(a, b): the first one if they are equal or cannot be compared."""
+    """Return max(a, b). If the values are equal, or one is NaN, return `a`."""
     return b if b > a else a  # noqa: FURB136 - numba's max has another NaN
 
 

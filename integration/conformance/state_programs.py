@@ -88,7 +88,7 @@ Models: TypeAlias = dict[tuple[str, Any], KeyModel]
 
 
 class StateSubtask:
-    """A store with its states, and the clock of its machine."""
+    """A subtask of the program: its store of state, its states, and the clock of its machine."""
 
     def __init__(self, store: state.KeyedStateStore, clock: StateClock) -> None:
         self.store = store

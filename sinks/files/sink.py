@@ -42,7 +42,7 @@ _logger = logging.getLogger("onceflow.sinks.files")
 
 
 class FileCommitter(Committer):
-    """A committer that works by name alone, in any process. All calls are repeatable."""
+    """A committer that needs only names of transactions. Any process may call it repeatedly."""
 
     def __init__(self, settings: FileSettings, context: CommitterContext) -> None:
         """Connect to nothing yet."""
@@ -54,11 +54,10 @@ class FileCommitter(Committer):
 
     @override
     def commit(self, committable: committables.Committable) -> committables.CommitOutcome:
-        """Return the outcome.
+        """Publish the files of the transaction. Return the outcome.
 
-        Continue a publication that another process or a crash left half done.
-
-        Unknown means that some files of the transaction may be visible and others not yet.
+        A publication that another process or a crash left unfinished is continued. `Unknown`: some
+        files of the transaction may be visible, and others not yet.
         """
         try:
             return self._publication.commit(committable.transaction)
@@ -69,9 +68,9 @@ class FileCommitter(Committer):
 
     @override
     def abort(self, committable: committables.Committable) -> committables.AbortOutcome:
-        """Return the outcome.
+        """Delete the staged files of the transaction. Return the outcome.
 
-        A publication that has begun is completed and reported as committed.
+        If its publication has begun, complete the publication and return that it is committed.
         """
         try:
             return self._publication.abort(committable.transaction)
@@ -121,7 +120,7 @@ class FileCommitter(Committer):
 
     @override
     def close(self) -> None:
-        """Release nothing: no connection outlives a call."""
+        """Do nothing, because no connection stays open after a call."""
 
     def _prune(self, before: CheckpointId) -> bool:
         """Delete old proofs; return True if none is left."""
@@ -139,18 +138,20 @@ class FileCommitter(Committer):
 @check_fields
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FileSink(Sink):
-    """Writes rows to files in a directory or bucket, each seen exactly once, through any crash.
+    """A sink that writes rows to files in a directory or a bucket.
 
-    Rows go into hidden files as they come. At each barrier these are made durable; once the
-    checkpoint is decided they get their public names, each file whole and at once, the files of a
-    checkpoint one right after the other. Everything else that onceflow keeps is in `_onceflow`
-    below the url, which readers of directories pass over. Published files belong to their readers:
-    they may be moved or deleted.
+    Each row is in exactly one published file, through any crash. The sink writes rows to hidden
+    files, and makes these durable at each barrier. After the decision it publishes each file in one
+    step, by giving it its public name. The files of a checkpoint are published one after the other.
 
-    Pickles with its storage options, prints without them.
+    All other files of onceflow are in `_onceflow` below the url. Readers of directories ignore that
+    name. You may move or delete published files; on object stores only files that
+    `list_committed_files` lists.
+
+    The pickled sink contains its storage options. Its `repr` does not.
 
     Raises:
-        ConfigError: A setting is wrong by itself; what needs the target is found by `open`.
+        ConfigError: A setting is invalid. `open` raises the errors that depend on the target.
     """
 
     instead_of_replacing: ClassVar[str] = "Write to a new directory, and let readers go there"
@@ -326,7 +327,7 @@ def _require_rows(settings: FileSettings, schema: pa.Schema) -> None:
 
 
 def _probe(fs: StreamedFiles, paths: SinkPaths) -> None:
-    """Write, list, read and delete a file, to find a missing right now and not at a commit."""
+    """Write, list, read and delete a file, so that a missing right is found before any commit."""
     path = f"{paths.directory}/probe/{uuid.uuid4().hex}"
     fs.write(path, (b"probe",))
     listed = fs.list(f"{paths.directory}/probe")

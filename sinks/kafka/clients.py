@@ -65,15 +65,15 @@ _REJECTED: Final[Mapping[str, str]] = {
 
 
 def advise_on_rights(error: KafkaError) -> str:
-    """Return the right or setting that the broker requires for the sink's requests.
+    """Return how to grant the right, or change the setting, for which a broker refused a request.
 
-    Empty if none.
+    Empty if the error has another cause.
     """
     return _FORBIDDEN.get(error.name(), "")
 
 
 def advise(error: KafkaError) -> str:
-    """Return the change by a person without which a commit that failed by `error` cannot succeed.
+    """Return what a person must change before a commit that failed by `error` can succeed.
 
     Empty if a later try may succeed by itself.
     """
@@ -203,10 +203,10 @@ class BoundedCalls:
         self._thread: threading.Thread | None = None
 
     def call_repeatedly(self, call: Callable[[float], object], *, deadline: float) -> None:
-        """Call `call(timeout_s)` until it succeeds, while Kafka marks the error as retriable.
+        """Call `call(timeout_s)`; repeat it after each error that Kafka calls retriable.
 
         Raises:
-            KafkaException: It failed for good, or once more after `deadline` (of `time.monotonic`).
+            KafkaException: The error is not retriable, or `deadline` (of `time.monotonic`) is over.
             TimeoutError: As `call`.
         """
         # Each try is short, so that `deadline` is checked; librdkafka continues where it was.
@@ -223,7 +223,7 @@ class BoundedCalls:
         """Call `call(timeout_s)`.
 
         Raises:
-            TimeoutError: It has not returned long after its timeout. It goes on and occupies the
+            TimeoutError: `call` has not returned long after its timeout. It still occupies the
                 thread, so neither the client nor this object can be used any more.
         """
         raised: list[BaseException] = []
@@ -262,7 +262,7 @@ class BoundedCalls:
 
 
 def call_repeatedly(call: Callable[[float], object], *, deadline: float) -> None:
-    """Make one call as `BoundedCalls.call_repeatedly` does, with the same errors."""
+    """Call `call` by a `BoundedCalls` of its own; see `BoundedCalls.call_repeatedly`."""
     with closing(BoundedCalls()) as calls:
         calls.call_repeatedly(call, deadline=deadline)
 

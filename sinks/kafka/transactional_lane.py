@@ -170,7 +170,7 @@ class LaneFailed(Exception):
     Attributes:
         fenced: Another owner has taken the lane.
         sent: The commit was requested, so only the commit offset tells whether it succeeded.
-        waits_for_person: Each try fails until a person changes what the reason names.
+        waits_for_person: Each try fails until a person makes the change that the reason names.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class TransactionalLane:
         self._begun: _Begun | None = None
 
     def look_at(self, topics: Sequence[str], *, deadline: float) -> None:
-        """Read the commit offsets of `topics` too, which the sink may have written to before.
+        """Also read the commit offsets on `topics`, to which the sink may have written before.
 
         Raises:
             LaneFailed: There was no reply.
@@ -359,10 +359,10 @@ class TransactionalLane:
         self.end()
 
     def begin(self, proof: str, offset: int, batches: Iterable[pa.RecordBatch]) -> None:
-        """Do all of `commit` but its end: until then no read_committed consumer sees the records.
+        """Send the records and the commit offset, in a transaction that stays open.
 
-        These consumers also see no later records of these partitions, of any producer. So `end` or
-        `withdraw` must follow soon.
+        Until `end` or `withdraw`, read_committed consumers see neither these records nor later
+        records of these partitions, of any producer. So one of the two must follow soon.
 
         Raises:
             LaneFailed: Nothing is begun.
@@ -459,7 +459,7 @@ class TransactionalLane:
         *,
         sent: bool = False,
     ) -> None:
-        """Call with a short timeout until it succeeds, while Kafka marks the error as retriable."""
+        """Call with a short timeout; repeat after each error that Kafka calls retriable."""
         try:
             self._calls.call_repeatedly(call, deadline=deadline)
         except TimeoutError as error:

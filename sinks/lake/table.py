@@ -341,7 +341,7 @@ class TableVersion(ABC):
 
     @abstractmethod
     def find_loss(self, staged: Sequence[pa.RecordBatch]) -> str:
-        """Return why data files of `staged` cannot become part of it; empty if they can."""
+        """Return why data files of `staged` cannot become part of the table; empty if they can."""
 
     @abstractmethod
     def append(
@@ -393,7 +393,7 @@ class TableVersion(ABC):
 
     @abstractmethod
     def find_unnamed(self, names: Collection[str]) -> Collection[str]:
-        """Return those of `names`, of data files, that no version needs which readers may use.
+        """Return the data files among `names` that no version which readers may use refers to.
 
         Raises:
             SinkError: The versions cannot be read now.
@@ -459,7 +459,7 @@ class DataFiles(ABC):
         """Make all files durable and begin new ones; return their description, for `TableVersion`.
 
         Raises:
-            SinkError: The files are not durable.
+            SinkError: The files cannot be made durable.
         """
 
     @abstractmethod

@@ -68,10 +68,10 @@ class DecidedPart:
 
 
 class SqlBatchDecisions(BatchDecisions):
-    """The decisions in one database, over one session, which is reopened after it was lost.
+    """The decisions in one database. A lost session is opened again.
 
-    If the database is down, a decision waits up to `reconnect_timeout_s`. All other calls do so
-    after the first session. The first session fails at once, because the address may be wrong.
+    If the database is down, a call waits for it, up to `reconnect_timeout_s`. But before the first
+    session, only a decision waits. All other calls fail at once: the address may be wrong.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SqlBatchDecisions(BatchDecisions):
         *,
         reconnect_timeout_s: float = 0.0,
     ) -> None:
-        """Ask nothing yet; `owner` is the claimant, which is recorded as log_id in onceflow_sinks.
+        """Connect to nothing yet. `owner` is recorded as log_id in onceflow_sinks.
 
         `parts` are the sinks, by sink id, whose staged rows a decision applies.
         """
@@ -177,7 +177,10 @@ class SqlBatchDecisions(BatchDecisions):
     def _record(
         self, decision: batches.BatchDecision, with_it: Callable[[Session], None]
     ) -> batches.BatchDecision:
-        """Return the decision that stands; `with_it` runs in the transaction that records it."""
+        """Record `decision` unless the batch is decided already. Return the recorded decision.
+
+        `with_it` runs in the transaction that records it.
+        """
         endpoint = self._settings.endpoint
         backoff: Backoff | None = None
         lost = ""
@@ -246,7 +249,7 @@ class SqlBatchDecisions(BatchDecisions):
 
     @override
     def task_sink(self, sink: Sink) -> Sink:
-        """Return `sink` with the commit mode that its opening chose. So no task must read it."""
+        """Return `sink` with the commit mode that `open` chose, so no task has to choose it."""
         if not isinstance(sink, SqlSink) or self._commit_mode is None:
             return sink
         return replace(sink, commit_mode=self._commit_mode.value)
@@ -484,7 +487,7 @@ class SqlBatchDecisions(BatchDecisions):
         return self._dialect.identifier(TableName(self._ledger.schema, BATCHES))
 
     def _ask(self, ask: Callable[[], _T], text: str) -> _T:
-        """Return the result of `ask`; if the connection is lost, ask once more.
+        """Return the result of `ask`. If the connection is lost, call `ask` once more.
 
         Waits for a server that is down, if it was ever reached.
 

@@ -139,7 +139,7 @@ class PostgresReader(SourceReader):
         return times
 
     def commit(self, splits: Sequence[Split]) -> None:
-        """Let the slot move to the decided position."""
+        """Take the decided positions. The stream then acknowledges them, so that the slot moves."""
         for split in splits:
             position = SlotPosition.from_split(split)
             self._acknowledged = max(self._acknowledged, position.lsn)

@@ -77,7 +77,7 @@ class FirstSink:
         )
 
     def note(self) -> None:
-        """Record the first sink before anything is decided. Idempotent.
+        """Write the first sink to the checkpoint, before any batch is decided. Idempotent.
 
         Raises:
             StorageError: The checkpoint cannot be written.
@@ -161,7 +161,7 @@ class NotedSinks:
         self._is_checked = True
 
     def note(self, reports: Sequence[TaskReport]) -> None:
-        """Record the targets before a batch with `reports` is decided. Idempotent.
+        """Write the targets to the checkpoint before the batch of `reports` is decided.
 
         A batch without rows is not decided, so the choice of a target remains open.
 

@@ -301,7 +301,7 @@ class WindowJoinOperator(SnapshottedOperator):
         numbers: key_columns.Ints,
         used: tuple[list[key_columns.Ints], list[key_columns.Ints]],
     ) -> tuple[RowsOfWindows, RowsOfWindows]:
-        """Return the rows that each row's window contained when that row, the last one, arrived.
+        """Return, for each row, the rows of its window up to that row, in the order of arrival.
 
         `entries` are those of the rows, which are kept already.
         """
@@ -387,13 +387,14 @@ def connect_streams(
 def number_bits_of(slide_ms: int) -> int:
     """Return the number of bits used for the row index within one key and window.
 
-    More frequent windows get fewer bits, so that windows of the years 1 to 9999 have numbers.
+    A window's number and the row index share one integer. If windows begin more often, their
+    numbers are larger, so the index gets fewer bits: windows of the years 1 to 9999 must fit.
     """
     return min(NUMBER_BITS, _NUMBER_BITS_MIN + slide_ms.bit_length() - 1)
 
 
 def _cut_before_repeats(windows: key_columns.Ints) -> key_columns.Ints:
-    """Return the limits of parts of `windows` in which no window occurs twice.
+    """Divide `windows` into parts in which no window occurs twice; return the limits of the parts.
 
     The first limit is 0, the last one the number of `windows`.
     """

@@ -49,7 +49,7 @@ _WorkT = TypeVar("_WorkT", bound=kinds.Work)
 
 
 class OperatorParts:
-    """The parts of one operator in one subtask, opened when its builder asks for them."""
+    """The parts of one operator in one subtask. Each is opened when the builder asks for it."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class OperatorParts:
 
     @property
     def restored(self) -> RestoredOperator:
-        """The state with which the operator begins; without any part if there is none."""
+        """The operator's state of the restored checkpoint, or an empty state if it has none."""
         return self.deploy.operator(self.uid) or RestoredOperator(self.uid)
 
     @property
@@ -282,7 +282,7 @@ _Build: TypeAlias = Callable[[Any, OperatorParts], operators.RunningOperator]
 def _line(
     kind: type[_WorkT], build: Callable[[_WorkT, OperatorParts], operators.RunningOperator]
 ) -> tuple[type[kinds.Work], _Build]:
-    """Return a line of the table, of a kind and a builder that takes this kind."""
+    """Return a line of the table: a kind of work and its builder."""
     return kind, build
 
 

@@ -136,7 +136,7 @@ def columns_of(meta: StateMeta, sample: bytes | None, form: ValueForm) -> StateC
 
 
 def key_type_of(key: Any) -> pa.DataType:
-    """Return the type of a column of keys like `key`; text for None."""
+    """Return the column type for keys of the type of `key`, or text if `key` is None."""
     if issubclass(type(key), tuple):
         return pa.struct([(f"_{n}", key_type_of(part)) for n, part in enumerate(key, 1)])
     if isinstance(key, datetime):
@@ -233,7 +233,7 @@ _ZONED = re.compile(r"timestamp\[(\w+), tz=(.*)\]")
 
 
 def shape_of_meta(meta: StateMeta) -> AccumulatorShape:
-    """Return the shape of the table that a snapshot describes as `meta`."""
+    """Return the columns of a table of accumulators, from the description in its snapshot."""
     keys, aggregates = aggregates_of(meta)
     kinds = keys.partition("[")[2].removesuffix("]").split(",")
     columns: list[AccumulatorColumn] = []

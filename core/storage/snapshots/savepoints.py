@@ -89,7 +89,7 @@ class SavepointDirectory:
         return bool(self._fs.list(""))
 
     def prepare(self, savepoint_id: str) -> SavepointTarget:
-        """Create the directory with its mark, and thereby check that it can be written.
+        """Create the directory, and write its mark. This also checks that it can be written.
 
         Return the target with which a slot finds the directory.
 
@@ -101,7 +101,7 @@ class SavepointDirectory:
         return SavepointTarget(str(self), savepoint_id)
 
     def has_mark(self, savepoint_id: str) -> bool:
-        """Return True if the mark of this savepoint is here. Runs in slots.
+        """Return True if this process sees the savepoint's mark in the directory. Runs in slots.
 
         Raises:
             StorageError: The directory cannot be read here.
