@@ -209,7 +209,7 @@ class BarrierAlignment:
 
     @property
     def may_emit(self) -> bool:
-        """True if rows may be made without an input element, as timers and windows make them.
+        """True if timers and windows may emit rows now, without an input row.
 
         False once all input has ended, and after a savepoint with which the job stops.
         """

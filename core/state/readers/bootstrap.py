@@ -1,4 +1,4 @@
-"""The conversion of a table's rows to state that equals the state of a job with these rows.
+"""The conversion of a table's rows to the state that a job would have made of these rows.
 
 Keys are hashed and encoded like those of a stream with the same columns. Values are encoded by the
 serializer of the columns' types. So a job can read both.
@@ -75,7 +75,7 @@ class UnkeyedStateOfTable:
 
 @dataclass(frozen=True, slots=True)
 class UnkeyedEncoder:
-    """An encoder of a table's batches as elements."""
+    """An encoder of the rows of a table as elements of a state without a key."""
 
     mode: Mode
     described: Saved
@@ -137,7 +137,7 @@ def _check_columns(state: str, names: Iterable[str], schema: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StateEncoder:
-    """An encoder of a table's batches as rows of a state."""
+    """An encoder of the rows of a table as rows of a keyed state."""
 
     meta: StateMeta
     key: tuple[str, ...]
