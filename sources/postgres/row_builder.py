@@ -32,7 +32,7 @@ class RowBuilder:
     def build(
         self, rows: Sequence[Sequence[Value]], operations: Sequence[str] | str
     ) -> pa.RecordBatch:
-        """Return the batch of `rows`; one operation stands for all of them.
+        """Return the batch of `rows`. If `operations` is a str, all rows have this operation.
 
         Raises:
             BadRecord: A value has no exact form in its column.
