@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.dataset
 import pytest
-from tests.support.moved_job import assert_all_once, move_killed_job, move_stopped_job
+from tests.support.counting_source import CountingSource
+from tests.support.ledger import SETTINGS
+from tests.support.moved_job import (
+    assert_all_once,
+    ids_in,
+    move_killed_job,
+    move_stopped_job,
+    sqlite_sink,
+)
 from tests.support.staged_sink import StagedSink
 
+from onceflow import Checkpointing, JobState, LocalProcesses, Pipeline
 from onceflow.core.spi import Sink
 from onceflow.sinks import FileSink, SQLiteSink
 
@@ -31,6 +41,40 @@ def test_a_job_that_stopped_with_a_savepoint_goes_on_in_new_storage_without_the_
 ) -> None:
     move_stopped_job(tmp_path, _sink(kind, tmp_path))
     assert_all_once(_ids(kind, tmp_path))
+
+
+def test_the_proofs_that_a_savepoint_needs_outlive_later_checkpoints(tmp_path: Path) -> None:
+    """The second savepoint lists the rows of the first one, too: no checkpoint came in between."""
+    source, sink = CountingSource(2_000, pause_s=0.1), sqlite_sink(tmp_path)
+    held = source.held_in_the_middle()
+    job = counting_job(tmp_path / "old", held, sink).start()
+    job.wait_for(records=100)
+    job.savepoint(str(tmp_path / "first"))
+    job.wait_for(records=1_000)
+    savepoint = job.savepoint(str(tmp_path / "second"))
+    for number in range(1, 5):
+        job.checkpoint()
+        job.wait_for(checkpoints=number)
+    job.cancel(60)
+    assert len(ids_in(tmp_path)) == 1_000
+    pipeline = counting_job(tmp_path / "new", replace(source, pause_s=0.0), sink)
+    status = pipeline.start(from_savepoint=savepoint, allow_rewind=True).wait(60)
+    assert status.state is JobState.FINISHED
+    assert ids_in(tmp_path) == list(range(2_000))
+
+
+def counting_job(storage: Path, source: CountingSource, sink: Sink) -> Pipeline:
+    """Return a job that writes the records of `source`, with checkpoints on request alone."""
+    checkpointing = Checkpointing(storage=str(storage), interval=None, retained=1)
+    pipeline = Pipeline(
+        LocalProcesses(),
+        name="moved",
+        parallelism=2,
+        checkpointing=checkpointing,
+        settings=SETTINGS,
+    )
+    pipeline.read(source, uid="records").write(sink, uid="rows")
+    return pipeline
 
 
 def _sink(kind: str, directory: Path) -> Sink:

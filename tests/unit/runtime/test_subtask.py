@@ -207,6 +207,36 @@ def test_the_barrier_of_an_aborted_checkpoint_waits_for_no_result() -> None:
     assert operator.calls == ["process", "end of time", "flush"]
 
 
+def test_an_aborted_checkpoint_that_waits_for_results_leaves_no_channel_blocked() -> None:
+    operator, reports = Absorbing(), list[SubtaskReport]()
+    ends = [ChannelEnd(keeps_order=True)] * 2
+    gate = InputGate(ends, 5, {0: ROWS.schema, 1: ROWS.schema})
+    subtask: Any = ReceivingSubtask(
+        SubtaskRef("chain", 0), gate, [operator], [], reports.append, AlignmentMode.ALIGNED, [0, 1]
+    )
+    gate.open()
+
+    def step(count: int) -> None:
+        for _ in range(count):
+            gate.wake()
+            subtask._step()
+
+    gate.put(0, Batch(ROWS))
+    step(1)
+    for number, checkpoint in enumerate((ONE, CheckpointId(2))):
+        for channel in range(2):
+            if not number:
+                gate.put(channel, EndOfStream())
+            gate.put(channel, Barrier(checkpoint, CheckpointKind.FINAL, 0))
+    step(4)
+    assert not reports, "the barrier waits"
+    subtask.post(NotifyAbort(ONE, "it took too long"))
+    step(1)
+    operator.is_answered = True
+    step(6)
+    assert [getattr(report, "checkpoint", report) for report in reports] == [2]
+
+
 def test_no_barrier_overtakes_one_that_waits_for_results() -> None:
     operator, reports = Absorbing(), list[SubtaskReport]()
     final = barrier(CheckpointKind.FINAL)

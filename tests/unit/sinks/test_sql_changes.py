@@ -132,6 +132,18 @@ def test_first_row_of_a_key_wins_where_later_ones_are_ignored() -> None:
     assert _rows(change.deletes()) == []
 
 
+def test_a_put_that_follows_a_delete_in_a_file_stays_before_the_next_file() -> None:
+    """The two rows of a key stay in one block, which is read as a whole."""
+    rules = ChangeRules(WriteMode.UPSERT, KEY)
+    buffer = ChangeBuffer(rules, memory_bytes_max=1, rows_a_batch=1)
+    buffer.add(_classified([(1, "a", 0, True), (1, "a", 5, False)]), "t")
+    buffer.add(_classified([(1, "a", 7, False)]), "t")
+    (change,) = buffer.changes()
+    assert _rows(change.deletes()) == [(1, "a", 0)]
+    assert _rows(change.puts()) == [(1, "a", 7)]
+    buffer.clear()
+
+
 def test_changes_of_lists_of_views_are_reduced_like_any_others() -> None:
     views = pa.list_(pa.string_view())
     schema = pa.schema([("id", pa.int64()), ("v", views)])
