@@ -260,3 +260,14 @@ def test_the_memory_of_directories_is_bounded(
     for number in range(7):
         fs.write(f"chk-{number}/f", (b"",))
     assert len(fs._known) <= 2  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_write_fails_if_the_early_sync_of_its_last_bytes_fails(
+    fs: LocalFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux reports the failure once, so the last sync of the file would succeed."""
+    monkeypatch.setattr(local, "SYNC_BYTES", 4)
+    monkeypatch.setattr(os, "fdatasync", fail_with(errno.EIO))
+    with pytest.raises(StorageError, match=os.strerror(errno.EIO)):
+        fs.write("state", [b"12345678"])
+    assert fs.list("") == fs.list_unfinished("") == ()
