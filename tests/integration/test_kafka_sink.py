@@ -26,6 +26,7 @@ from tests.integration.sink_kit import committables, rows
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
+    CommitOutcome,
     Committed,
     Lost,
     RetryLater,
@@ -34,7 +35,7 @@ from onceflow.core.protocol.ids import CheckpointId, TransactionId
 from onceflow.core.storage import FileStagingArea
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.sinks import KafkaSink
-from onceflow.sinks.kafka.transactional_lane import CommitRecords
+from onceflow.sinks.kafka.transactional_lane import CommitRecords, TransactionalLane
 from onceflow.sources import KafkaSource
 
 
@@ -119,6 +120,27 @@ def test_an_aborted_transaction_is_never_seen_and_then_lost(
         assert isinstance(committer.commit(committable), Lost)
         assert isinstance(job.committer().commit(committable), Lost)
         assert messages(servers, topic, isolation="read_uncommitted") == []
+
+
+def test_what_is_aborted_is_never_seen_though_another_process_takes_the_lane_meanwhile(
+    job: KafkaJob, servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot of an older attempt may still commit, right before the abort has ended."""
+    look_at = TransactionalLane.look_at
+    outcomes: list[CommitOutcome] = []
+
+    def look_and_be_overtaken(lane: TransactionalLane, *topics: Any, **until: Any) -> None:
+        look_at(lane, *topics, **until)
+        if not outcomes:
+            outcomes.append(Lost("the other process has not answered yet"))
+            outcomes[:] = [job.committer().commit(committable)]
+
+    with job:
+        committable = job.prepare(1, range(5))
+        monkeypatch.setattr(TransactionalLane, "look_at", look_and_be_overtaken)
+        aborted = job.committer(2).abort(committable)
+        assert outcomes != [Committed()] or aborted != Aborted()
+        assert ids_in(servers, topic) == []
 
 
 def test_abort_of_what_was_committed_says_so(job: KafkaJob, servers: str, topic: str) -> None:
