@@ -10,13 +10,14 @@ from random import Random
 from typing import Any, TypeVar
 
 import deltalake
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.types import LongType
 from tests.integration.lake_sink_kit import DeltaJob, IcebergJob, LakeJob, MakeLakeJob
-from tests.support.equality_deletes import delete_by_equality
 from tests.support.lake_faults import CommitFaults, FaultyDeltaTable
+from tests.support.row_deletes import delete_by_equality, delete_by_position
 
 from onceflow.core.errors import BadRow, ConfigError
 from onceflow.core.protocol import committables
@@ -377,6 +378,21 @@ def test_rows_that_an_equality_delete_has_removed_do_not_come_back(tmp_path: Pat
     outcome = job.commit(2, prepared)
     assert isinstance(outcome, committables.RetryLater), outcome
     assert "rows that they delete would come back" in outcome.reason
+
+
+def test_rows_that_a_positional_delete_has_removed_do_not_come_back(tmp_path: Path) -> None:
+    """A large file is read in batches, and positions count from its beginning."""
+    job = make_keyed_job(IcebergJob, tmp_path).open()
+    ids, gone = np.arange(200_000), [5, 150_000]
+    with job.table() as table:
+        schema = table.schema().as_arrow()
+        table.append(pa.table([ids, ["old"] * len(ids)], schema=schema))
+        (task,) = table.scan().plan_files()
+        delete_by_position(table, task.file.file_path, gone)
+    change(job, 2, [{"id": 3, "v": "new"}])
+    with job.table() as table:
+        left = table.scan().to_arrow()
+    assert sorted(left["id"].to_pylist()) == sorted(set(ids.tolist()) - set(gone))
 
 
 def test_keys_are_compared_in_the_wider_type_that_the_table_has_got_meanwhile(

@@ -83,6 +83,18 @@ def test_run_whose_own_commit_process_has_settled_a_failed_batch_goes_on(
     run.begin(2)()
 
 
+def test_a_failed_batch_of_an_overtaken_run_rolls_nothing_of_the_newer_run_back(
+    tmp_path: Path, stack: ExitStack
+) -> None:
+    driver = driver_of(sqlite_sink(tmp_path), tmp_path)
+    old = Run(driver, "old application", stack)
+    old.begin(0)
+    commit = Run(driver, "new application", stack).begin(0)
+    with pytest.raises(Fenced, match="new application"):
+        old.committing.abort(SCHEMA)
+    assert commit() is not None
+
+
 def test_driver_that_another_one_has_overtaken_is_refused_by_its_note_whatever_process_asks(
     tmp_path: Path,
 ) -> None:

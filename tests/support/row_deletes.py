@@ -1,8 +1,9 @@
-"""Adds an equality delete to an Iceberg table, as Flink does and pyiceberg does not."""
+"""Adds deletes of rows to an Iceberg table, as Flink and Spark do and pyiceberg does not."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -29,29 +30,47 @@ from typing_extensions import override
 def delete_by_equality(table: Table, column: str, value: int) -> None:
     """Delete the rows whose `column`, of type long, is `value`, in a snapshot of its own."""
     field_id = table.schema().find_field(column).field_id
-    path = f"{table.location()}/data/equality-{value}.parquet"
-    field = pa.field(column, pa.int64(), metadata={"PARQUET:field_id": str(field_id)})
-    rows = pa.table([[value]], schema=pa.schema([field]))
+    rows = pa.table([[value]], schema=pa.schema([_file_field(column, pa.int64(), field_id)]))
+    bounds = {field_id: struct.pack("<q", value)}
+    _add_deletes(table, f"equality-{value}", rows, DataFileContent.EQUALITY_DELETES, bounds)
+
+
+def delete_by_position(table: Table, path: str, positions: Sequence[int]) -> None:
+    """Delete the rows at `positions` of the data file at `path`, in a snapshot of its own."""
+    fields = [_file_field("file_path", pa.string(), 2147483546)]
+    fields.append(_file_field("pos", pa.int64(), 2147483545))
+    rows = pa.table([[path] * len(positions), list(positions)], schema=pa.schema(fields))
+    bounds = {2147483546: path.encode()}
+    _add_deletes(table, "positions", rows, DataFileContent.POSITION_DELETES, bounds)
+
+
+def _file_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
+    return pa.field(name, kind, metadata={"PARQUET:field_id": str(field_id)})
+
+
+def _add_deletes(
+    table: Table, name: str, rows: pa.Table, content: DataFileContent, bounds: Mapping[int, bytes]
+) -> None:
+    path = f"{table.location()}/data/{name}.parquet"
     with table.io.new_output(path).create() as stream:
         pq.write_table(rows, stream)
-    bound = struct.pack("<q", value)
     deletes = DataFile.from_args(
-        content=DataFileContent.EQUALITY_DELETES,
+        content=content,
         file_path=path,
         file_format=FileFormat.PARQUET,
         partition=Record(),
-        record_count=1,
+        record_count=rows.num_rows,
         file_size_in_bytes=len(table.io.new_input(path)),
         sort_order_id=None,
         spec_id=table.spec().spec_id,
-        equality_ids=[field_id],
+        equality_ids=[*bounds] if content is DataFileContent.EQUALITY_DELETES else None,
         key_metadata=None,
         column_sizes={},
-        value_counts={field_id: 1},
-        null_value_counts={field_id: 0},
+        value_counts=dict.fromkeys(bounds, rows.num_rows),
+        null_value_counts=dict.fromkeys(bounds, 0),
         nan_value_counts={},
-        lower_bounds={field_id: bound},
-        upper_bounds={field_id: bound},
+        lower_bounds=dict(bounds),
+        upper_bounds=dict(bounds),
         split_offsets=None,
     )
     transaction = table.transaction()
