@@ -265,6 +265,7 @@ def _split(url_path: str) -> tuple[_Address, str]:
     """Split the text after the scheme, as SQLAlchemy does: a password may contain / and ?.
 
     Raises:
+        ConfigError: There are several hosts.
         ValueError: The port is not a number.
     """
     login, at, address_and_query = url_path.partition("@")
@@ -273,6 +274,9 @@ def _split(url_path: str) -> tuple[_Address, str]:
     username, _, password = login.partition(":")
     address, _, query = address_and_query.partition("?")
     server, _, database = address.partition("/")
+    # With another @, this part contains an end of the password.
+    if "," in server and "@" not in server:
+        raise ConfigError("url names several hosts; name one, by which the primary is reached")
     if server.startswith("["):
         host, _, port = server[1:].partition("]")
         port = port.removeprefix(":")

@@ -313,8 +313,9 @@ def test_columns_whose_names_avro_does_not_allow_partition_a_table(
     tmp_path: Path, settings: dict[str, Any], partition: str
 ) -> None:
     """A data file has other names for such columns than the table."""
-    fields = [("row id", pa.int64(), False), ("order day", pa.string()), ("a.b", pa.int64())]
-    schema = pa.schema([pa.field(*given) for given in [*fields, ("s p", _ODD)]])
+    row_id = pa.field("row id", pa.int64(), nullable=False)
+    others = {"order day": pa.string(), "a.b": pa.int64(), "s p": _ODD}
+    schema = pa.schema([row_id, *(pa.field(name, kind) for name, kind in others.items())])
     job = IcebergJob(tmp_path, schema, partition_by=(partition,), **settings).open()
     rows: list[dict[str, Any]] = [
         {"row id": 1, "order day": "mon/1", "a.b": 5, "s p": {"1st day": 6}},
