@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.redis_program import redis_command
-from tests.support.redis_sink import APPLY, FORGET, RedisSink
+from tests.support.redis_sink import APPLY, CLAIM, FORGET, RedisSink
 
 from onceflow.core.errors import SinkError
 from onceflow.core.spi import Sink
@@ -122,5 +122,5 @@ def test_without_the_floor_a_late_request_is_applied_again(
 
 def test_scripts_of_the_document_are_those_that_are_tested() -> None:
     text = _DOCUMENT.read_text(encoding="utf-8")
-    for script in (APPLY, FORGET):
+    for script in (APPLY, FORGET, CLAIM):
         assert f"```lua{script}```" in text

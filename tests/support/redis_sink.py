@@ -16,6 +16,7 @@ from onceflow import connectors
 Reply: TypeAlias = "bytes | int | list[Reply] | None"
 
 CLAIM = """
+-- KEYS: owner     ARGV: log id, attempt
 local held = redis.call('HMGET', KEYS[1], 'log', 'attempt')
 if held[1] and held[1] ~= ARGV[1] then return 0 end
 if tonumber(held[2] or '0') >= tonumber(ARGV[2]) then return 0 end

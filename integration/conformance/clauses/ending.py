@@ -174,7 +174,10 @@ def _start_waiting_poll(reading: Reading) -> Call:
             return poll
         result = poll.result()
         expect(result is None, f"poll({_LONG_POLL_S}) after all rows returned {result}")
-    raise NotTestable(f"poll({_LONG_POLL_S}) returned None at once, and does not wait")
+    raise NotTestable(
+        f"poll({_LONG_POLL_S}) returned None at once, and does not wait: a subtask without rows"
+        " keeps a core busy"
+    )
 
 
 CLAUSES = (
