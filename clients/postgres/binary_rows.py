@@ -56,10 +56,13 @@ class RowBuffer:
         """Return the number of rows."""
         return len(self.sizes)
 
-    def extend(self, rows: RowBuffer) -> None:
-        """Append copies of `rows`."""
+    def join(self, rows: RowBuffer) -> RowBuffer:
+        """Return a buffer with these rows, then `rows`. Neither may be used afterwards."""
+        if not self.sizes:
+            return rows
         self.data += memoryview(rows.data)[len(_PADDING) :]
         self.sizes += rows.sizes
+        return self
 
     def cut_head(self, head: bytes, size: int) -> bool:
         """Remove `size` bytes from the first row, and the row if nothing is left of it.

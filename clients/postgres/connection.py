@@ -118,6 +118,10 @@ _BEGIN = """
 """
 # After this time a hanging server is no longer waited for; closing the connection rolls back too.
 _CLOSE_TIMEOUT_S = 2.0
+_GATHERED_S = 0.05
+"""The time for which rows of a COPY are gathered. To return them costs as much as 50 rows."""
+GATHERED_BYTES = 8 * 1024 * 1024
+"""The size above which rows of a COPY are returned, so that large rows need little memory."""
 
 # The loss of the server's machine is detected within half a minute.
 _DEFAULTS: dict[str, str] = {
@@ -225,17 +229,19 @@ def until_silent(
         return cast("_T", stop.value)
 
 
-def _receive_copied(
+def receive_copied(
     connection: PGconn, rows_max: int
 ) -> Generator[Any, Any, tuple[RowBuffer, bool]]:
-    """Return up to `rows_max` messages of a COPY that have arrived, and True if they are the last.
+    """Return messages of a COPY, and True if they are the last.
 
-    The loop runs once for each row, so it makes no object that it can avoid.
+    Returns when there are `rows_max`, when the rows are large, or when some have come and
+    `_GATHERED_S` is over. The inner loop runs once for each row, so it makes few objects.
     """
     rows = RowBuffer()
     data, add_size, read = rows.data, rows.sizes.append, connection.get_copy_data
+    return_at = time.monotonic() + _GATHERED_S
     while True:
-        for _ in range(rows_max):
+        for _ in range(rows_max - len(rows)):
             size, message = read(1)
             if size <= 0:
                 break
@@ -248,10 +254,11 @@ def _receive_copied(
             if result.status != ExecStatus.COMMAND_OK:
                 raise psycopg.errors.error_from_result(result)
             return rows, True
-        if rows.sizes:
+        if len(rows) and (len(data) > GATHERED_BYTES or time.monotonic() > return_at):
             return rows, False
         while not (yield Wait.R):
-            continue
+            if len(rows):
+                return rows, False
         connection.consume_input()
 
 
@@ -371,10 +378,10 @@ class PostgresSession(Session):
             self.close()
 
     def copy_out(self, statement: str, rows_max: int = 10_000) -> Generator[RowBuffer]:
-        """Yield the messages of the COPY … TO STDOUT of `statement`, as many as have arrived.
+        """Yield the messages of the COPY … TO STDOUT of `statement`, up to `rows_max` at once.
 
-        Each message is one row, after the head of a binary COPY. Yields `rows_max` messages at
-        once at most. A caller that does not read to the end cancels the COPY.
+        Yields fewer if no more come within a moment. Each message is one row, after the head of a
+        binary COPY. A caller that does not read to the end cancels the COPY.
         """
         connection = self._connection
         with (
@@ -384,7 +391,7 @@ class PostgresSession(Session):
         ):
             is_ended = False
             while not is_ended:
-                rows, is_ended = connection.wait(_receive_copied(connection.pgconn, rows_max))
+                rows, is_ended = connection.wait(receive_copied(connection.pgconn, rows_max))
                 if len(rows):
                     yield rows
 

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from onceflow.clients.postgres.binary_rows import BinaryColumn, RowBuffer, split_copy_rows
 from onceflow.clients.postgres.catalog import identifier, literal, quote
-from onceflow.clients.postgres.connection import PostgresSession
+from onceflow.clients.postgres.connection import GATHERED_BYTES, PostgresSession
 from onceflow.clients.postgres.replication import format_lsn, parse_lsn
 from onceflow.core.errors import BadRecord, SourceUnavailable
 from onceflow.sources.postgres.copy_alone import require_same_snapshot
@@ -371,8 +371,9 @@ class CopyThreads:
         batch = RowBuffer()
         for rows in read_rows(session.copy_out(statement, batch_rows)):
             count += len(rows)
-            if len(batch) + len(rows) <= batch_rows:
-                batch.extend(rows)
+            is_large = table.has_chunks and len(batch.data) > GATHERED_BYTES
+            if len(batch) + len(rows) <= batch_rows and not is_large:
+                batch = batch.join(rows)
             else:
                 pass_on(batch, is_last=False)
                 batch = rows
@@ -517,7 +518,7 @@ def read_all_rows(arrivals: Iterator[RowBuffer]) -> RowBuffer:
     """Return the rows of a binary COPY together. Raises the errors of `read_rows`."""
     together = RowBuffer()
     for rows in read_rows(arrivals):
-        together.extend(rows)
+        together = together.join(rows)
     return together
 
 

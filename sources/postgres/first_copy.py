@@ -149,6 +149,17 @@ class CopiedChunks:
         """The upper keys of the chunks that have one."""
         return tuple(chunk.upper for chunk in self.chunks if chunk.upper is not None)
 
+    @property
+    def bounds(self) -> tuple[Key, ...]:
+        """The upper keys of chunks and ranges, in no order; empty if no part is copied.
+
+        The copy continues between these keys, so they must be keys of the table as it is now.
+        """
+        if not self.is_begun:
+            return ()
+        ends = (part.upper for part in self.ranges)
+        return (*self.uppers, *(upper for upper in ends if upper is not None))
+
     def lower(self, at: int) -> Key | None:
         """Return the key after which the copy of range number `at` continues; None: at its first.
 

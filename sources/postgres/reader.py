@@ -219,10 +219,9 @@ class PostgresReader(SourceReader):
         """Raise OffsetOutOfRange unless the key of each copied table is the one of its chunks."""
         for known in position.tables:
             table, copied = self._tables[known.oid], known.copied
-            uppers = () if copied is None else copied.uppers
-            if copied is None or not uppers:
+            if copied is None or not copied.bounds:
                 continue
-            if UNORDERED in uppers:
+            if UNORDERED in copied.bounds:
                 raise OffsetOutOfRange(
                     f"the first copy of table {table.name} was interrupted, and it cannot"
                     " continue: the order of the table's key is not known here, so the table is"

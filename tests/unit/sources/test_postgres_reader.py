@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from onceflow.clients.postgres import pgoutput
 from onceflow.clients.postgres.catalog import PostgresType
 from onceflow.clients.postgres.replication import Changes, StreamRefused
 from onceflow.clients.sql.tables import TableName
-from onceflow.core.errors import BadRecord
+from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext
 from onceflow.sources.postgres.first_copy import CopiedChunks
@@ -116,9 +116,17 @@ def _reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresReader]:
             TablePosition(copied.name, 8, CopiedChunks().divide(())),
         ),
     )
-    settings = ReaderSettings(
+    context = ReaderContext("job", "uid", 0, 1, AttemptId(1))
+    _ACKNOWLEDGED.clear()
+    reader = PostgresReader(_settings(followed, copied), [position.to_split()], context)
+    yield reader
+    reader.close()
+
+
+def _settings(*tables: SourceTable) -> ReaderSettings:
+    return ReaderSettings(
         endpoint=None,  # type: ignore[arg-type]
-        tables=(followed, copied),
+        tables=tables,
         outputs={},
         publication="p",
         metadata=(),
@@ -132,11 +140,17 @@ def _reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresReader]:
         connect_timeout_s=1.0,
         silence_max_s=1.0,
     )
+
+
+def test_a_copy_whose_last_range_alone_is_read_does_not_continue_by_another_key() -> None:
+    """The bounds of the other ranges would be read as values of the new key."""
+    table = _table(8, "copied")
+    copied = CopiedChunks().divide([(5,)], ("id date",)).extend(1, None, "9:9:", 150, 1)
+    position = SlotPosition("s", "1", 1, 100, (TablePosition(table.name, 8, copied),))
     context = ReaderContext("job", "uid", 0, 1, AttemptId(1))
-    _ACKNOWLEDGED.clear()
-    reader = PostgresReader(settings, [position.to_split()], context)
-    yield reader
-    reader.close()
+    reader = PostgresReader(_settings(table), [position.to_split()], context)
+    with closing(reader), pytest.raises(OffsetOutOfRange, match="id date, and the key is id numb"):
+        reader.poll(0.0)
 
 
 def test_changed_columns_stop_a_table_ahead_of_a_copy_after_its_changes(
