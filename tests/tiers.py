@@ -32,6 +32,8 @@ ON_MYSQL = (
     "tests/integration/test_mysql_sink_replicas.py::",
     "tests/integration/sql/test_sql_sink_crashes.py::",
     "tests/integration/sql/test_sql_moved_jobs.py::",
+    # Their transactions have a name from the beginning, and Postgres's only at the end.
+    "tests/integration/sql/test_sql_sink_bad_rows.py::test_rows_all_refused_before_a_barrier_",
 )
 """Of these, MySQL's and MariaDB's stay: what is their own, and whole jobs."""
 
