@@ -20,6 +20,7 @@ from tests.crash_deaths import CountDeaths, ListDeaths
 from tests.red_tests import RedTests
 from tests.support.servers.database_packages import offer_packages
 from tests.tiers import has_all_folders, mark_left_out
+from tests.traced_jobs import CheckTraces
 
 from onceflow import LocalProcesses
 from onceflow.core.crash_points import VARIABLE
@@ -103,9 +104,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(DearFirst())
         config.pluginmanager.register(CountDeaths())
+        config.pluginmanager.register(CheckTraces())
         return
     if not config.getoption("numprocesses", None):
         config.pluginmanager.register(CountDeaths())
+        config.pluginmanager.register(CheckTraces())
     config.pluginmanager.register(ListDeaths(has_all_folders))
     if config.getoption("record_durations"):
         config.pluginmanager.register(Recorder())

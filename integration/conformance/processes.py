@@ -7,7 +7,7 @@ import pickle
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing_extensions import Self
 
 from onceflow.core.crash_points import VARIABLE, CrashPoint
 from onceflow.core.runtime.cluster import process_host
+from onceflow.core.traces import VARIABLE as TRACES_VARIABLE
 from onceflow.integration.conformance.target import Violation
 
 TIMEOUT_S = 60.0
@@ -106,17 +107,29 @@ class Processes:
         self.crash_points = Path(self._directory.name)
         """The directory for armed crash points. A file with a point's name kills the first process
         that reaches it."""
+        self._traces = tempfile.TemporaryDirectory(prefix="onceflow-conformance-traces-")
         self._host = process_host.ProcessHost()
 
-    def start(self, function: Callable[..., object], *arguments: object) -> Child:
+    def start(
+        self, function: Callable[..., object], *arguments: object, traces: Path | None = None
+    ) -> Child:
         """Start a process that runs `function(link, *arguments)`. Pickles function and arguments.
+
+        If `traces` is a directory, all processes of its jobs record their steps there.
 
         Raises:
             ProcessKilled: The process ended before the function started.
             Violation: The sink among `arguments` does not pickle.
         """
         _check_pickles(arguments)
-        return Child(*self._host.start(_run_armed, str(self.crash_points), function, arguments))
+        variables = {VARIABLE: str(self.crash_points)}
+        if traces is not None:
+            variables[TRACES_VARIABLE] = str(traces)
+        return Child(*self._host.start(_run_armed, variables, function, arguments))
+
+    def make_trace_directory(self) -> Path:
+        """Return a new directory for the traces of one job. `close` deletes it."""
+        return Path(tempfile.mkdtemp(dir=self._traces.name))
 
     def run(self, function: Callable[..., object], *arguments: object) -> Any:
         """Run `function(link, *arguments)` in a new process. Return its result."""
@@ -137,6 +150,7 @@ class Processes:
         """End the host and all processes that are still linked. Idempotent."""
         self._host.close()
         self._directory.cleanup()
+        self._traces.cleanup()
 
     def __enter__(self) -> Self:
         """Return this object."""
@@ -154,13 +168,13 @@ class Processes:
 
 def _run_armed(
     link: process_host.Link,
-    crash_points: str,
+    variables: Mapping[str, str],
     function: Callable[..., object],
     arguments: tuple[object, ...],
 ) -> object:
-    """Run a function of the kit with crash points enabled."""
+    """Run a function of the kit with crash points and traces enabled."""
     # Enable crash points only in the child: the test process must not die at a crash point.
-    os.environ[VARIABLE] = crash_points
+    os.environ.update(variables)
     return function(link, *arguments)
 
 

@@ -33,6 +33,8 @@ from onceflow.integration.conformance.harness import SERVER_PATIENCE_S
 from onceflow.integration.conformance.processes import ChildFailed, Processes
 from onceflow.integration.conformance.sink_job import JOB, UID
 from onceflow.integration.conformance.target import Violation
+from onceflow.integration.traces import rules
+from onceflow.integration.traces.events import read_trace
 
 _ROWS_UID = "rows"
 _SPLITS = 3
@@ -114,10 +116,16 @@ class KilledJob(ABC):
         self._run = run
         self.work = work
         self._history: list[str] = []
+        self._traces = processes.make_trace_directory()
 
     @abstractmethod
     def look(self) -> None:
         """Raise Violation if the target has rows that it must not have."""
+
+    def check_trace(self) -> None:
+        """Raise Violation if a process has taken a step that the protocol forbids."""
+        for broken in rules.check_trace(read_trace(self._traces)):
+            raise Violation(f"{self}: {broken}")
 
     def attempt(
         self,
@@ -130,9 +138,10 @@ class KilledJob(ABC):
         Kills the driver `kill_after_s` after the start of the job, and calls `once_started` then.
 
         Raises:
-            Violation: The attempt failed with an error, or `look` found wrong rows.
+            Violation: The attempt failed with an error, `look` found wrong rows, or a process took
+                a step that the protocol forbids.
         """
-        child = self._processes.start(self._run, self.work, plan)
+        child = self._processes.start(self._run, self.work, plan, traces=self._traces)
         done = False
         try:
             if kill_after_s is not None or once_started is not None:
@@ -150,6 +159,7 @@ class KilledJob(ABC):
         except ChildFailed as failed:
             raise Violation(f"{self}: {plan} failed: {failed}") from failed
         self.look()
+        self.check_trace()
         return done
 
     def __str__(self) -> str:

@@ -136,6 +136,10 @@ def describe_failure(outcome: Outcome) -> str:
             )
         if verdict.in_doubt:
             parts.append(f"{verdict.kind.value}: {verdict.in_doubt} transactions left")
+    if outcome.broken_rules:
+        # The line of the rule; the trace is in the directory of the schedule.
+        rules = "; ".join(rule.partition("\n")[0] for rule in outcome.broken_rules)
+        parts.append(f"forbidden steps: {rules}")
     if outcome.leftovers:
         some = ", ".join(outcome.leftovers[:5])
         parts.append(f"{len(outcome.leftovers)} leftovers: {some}")
@@ -270,6 +274,7 @@ def _detail(outcome: Outcome) -> dict[str, object]:
         "seconds": round(outcome.seconds, 1),
         "recoveries": outcome.recoveries,
         "drivers": outcome.drivers,
+        "broken_rules": list(outcome.broken_rules),
         "gave_up": list(outcome.gave_up),
         "records": outcome.records,
         "crash_points": dict(outcome.deaths),

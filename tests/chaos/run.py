@@ -28,7 +28,10 @@ from tests.chaos.strikes import Faults, Strike
 from tests.support.leftovers import find_leftovers, find_slot_directories
 
 from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
+from onceflow.core.traces import VARIABLE as TRACES_VARIABLE
 from onceflow.integration.faults import processes
+from onceflow.integration.traces.events import read_trace
+from onceflow.integration.traces.rules import check_trace
 
 _LOOK_S = 0.05
 _START_DEADLINE_S = 300.0
@@ -76,6 +79,8 @@ class Outcome:
     records: int = 0
     sinks: tuple[SinkVerdict, ...] = ()
     leftovers: tuple[str, ...] = ()
+    broken_rules: tuple[str, ...] = ()
+    """The steps of the job that the protocol forbids, each with the steps before it."""
     failure: str = ""
     """The reason why there is no verdict, or empty."""
 
@@ -85,6 +90,7 @@ class Outcome:
         return (
             not self.failure
             and not self.leftovers
+            and not self.broken_rules
             and all(v.difference.is_exact and not v.in_doubt for v in self.sinks)
         )
 
@@ -130,6 +136,7 @@ class ScheduleRun:
             records, failure = 0, ""
             verdicts: tuple[SinkVerdict, ...] = ()
             leftovers: tuple[str, ...] = ()
+            (self._directory / "traces").mkdir()
             try:
                 self._run_job(spec, drivers, faults)
                 leftovers = (*self._find_orphans(drivers), *self._find_leftovers())
@@ -148,6 +155,7 @@ class ScheduleRun:
                 records=records,
                 sinks=verdicts,
                 leftovers=leftovers,
+                broken_rules=tuple(map(str, check_trace(read_trace(self._directory / "traces")))),
                 failure=failure,
             )
             if not outcome.is_exact:
@@ -200,6 +208,7 @@ class ScheduleRun:
             **self._machine.prepare(self._schedule, self._directory),
             VARIABLE: str(self._directory / "points"),
             DEATHS_VARIABLE: str(self._directory / "deaths"),
+            TRACES_VARIABLE: str(self._directory / "traces"),
             # A red schedule keeps the log.
             "ONCEFLOW_LOGGING_FORMAT": "text",
             "ONCEFLOW_LOGGING_LEVEL": "info",

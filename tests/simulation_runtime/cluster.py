@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.simulation_runtime import calls, network
 from tests.simulation_runtime.scheduler import Process, Scheduler, do_nothing, scheduler
 from tests.simulation_runtime.threads import Event, Future, replace_threads
@@ -17,6 +18,7 @@ import onceflow.core.runtime.slot.slot as slot_module
 from onceflow.core.errors import OnceflowError, SlotLost
 from onceflow.core.runtime.driver.savepoints import AskedSavepoint
 from onceflow.core.runtime.slot.context import AttemptPlan
+from onceflow.core.traces import VARIABLE
 
 
 class SimulatedCluster:
@@ -116,6 +118,12 @@ def _ask_for_savepoint(request: Any, directory: Any) -> AskedSavepoint:
     return AskedSavepoint(request, directory, Future())
 
 
+def _record_step(path: str, line: bytes) -> None:
+    del path
+    run = scheduler()
+    run.steps_of_protocol.append((run.require_alive().process.name, line))
+
+
 def _keep(cluster: Any) -> Any:
     return cluster
 
@@ -157,11 +165,13 @@ _OTHERS: Sequence[tuple[str, str, object]] = (
     (f"{_RUNTIME}.slot.control", "logging", SimpleNamespace(shutdown=do_nothing)),
     (f"{_RUNTIME}.slot.chain_builder", "FlightChannel", network.FlightChannel),
     ("onceflow.core.api.pipeline", "_to_cluster", _keep),
+    ("onceflow.core.traces", "_append", _record_step),
 )
 
 
 @contextmanager
 def simulate_runtime() -> Generator[None]:
     """Have the product's threads, processes, clocks and streams simulated meanwhile."""
-    with replace_threads(_OTHERS):
+    with pytest.MonkeyPatch.context() as patch, replace_threads(_OTHERS):
+        patch.setenv(VARIABLE, "of no file")
         yield

@@ -68,6 +68,8 @@ class Scheduler:
         self.steps = 0
         self.processes: list[Process] = []
         self.trace: list[tuple[float, object]] = []
+        self.steps_of_protocol: list[tuple[str, bytes]] = []
+        """The process and the line of each step that the product has recorded."""
         self.current: Task | None = None
         self._pause_rate = pause_rate
         self._ready: list[Task] = []

@@ -6,7 +6,7 @@ There is one instance per subtask, used only by the chain's thread.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import cast
@@ -28,6 +28,7 @@ from onceflow.core.runtime.dataflow.channels import Batch
 from onceflow.core.runtime.dataflow.operators import PendingSnapshot, RunningOperator
 from onceflow.core.runtime.dataflow.reader_failures import ReaderFailures
 from onceflow.core.spi import EndOfInput, OutputBatch, PolledRows, SourceReader
+from onceflow.core.traces import NO_TRACE, Trace, TraceStep
 
 SPLITS = "splits"
 """The name of a source's operator list state."""
@@ -74,6 +75,12 @@ def decode_split(element: bytes) -> SplitState:
     return SplitState(Split(stored.id, stored.position), stored.event_time_ms, output_times_ms)
 
 
+def to_positions(splits: Iterable[Split]) -> Iterator[tuple[str, str]]:
+    """Yield the id and the position of each split, as text for a trace."""
+    for split in splits:
+        yield split.id, split.position.decode("utf-8", "backslashreplace")
+
+
 class SourceOperator(RunningOperator):
     """The head operator of a source chain. Its state is the positions of its splits."""
 
@@ -86,6 +93,7 @@ class SourceOperator(RunningOperator):
         splits: Sequence[SplitState] = (),
         outputs: Mapping[str, pa.Schema] = MappingProxyType({}),
         attempt: int = 0,
+        trace: Trace = NO_TRACE,
     ) -> None:
         """`strategies` are those of `ReadFrom.watermarks`, and `outputs` those of the source."""
         super().__init__(uid)
@@ -101,6 +109,7 @@ class SourceOperator(RunningOperator):
             uid, type(reader).__name__, attempt, [state.split for state in splits]
         )
         self._beside = beside
+        self._trace = trace
         self._positions: dict[CheckpointId, Sequence[Split]] = {}
         self._awaited = AwaitedSplits()
         self._times = RecordTimesCounter()
@@ -263,6 +272,7 @@ class SourceOperator(RunningOperator):
             read = self.reader.snapshot()
         splits = (*read, *self._awaited.snapshot(checkpoint))
         self._positions[checkpoint] = splits
+        self._record("read", checkpoint, splits)
         if self._watermarks is None:
             states = tuple(map(SplitState, splits))
         else:
@@ -290,7 +300,12 @@ class SourceOperator(RunningOperator):
         if splits:
             self._failures.record_decision(splits)
             # On another thread: this serves only lag tools, and a slow broker must not delay rows.
+            self._record("acknowledged", checkpoint, splits)
             self._beside(lambda: self.reader.commit(splits))
+
+    def _record(self, step: TraceStep, checkpoint: CheckpointId, splits: Sequence[Split]) -> None:
+        positions = to_positions(splits)
+        self._trace.record(step, source=self.uid, checkpoint=checkpoint, positions=positions)
 
     def on_aborted(self, checkpoint: CheckpointId) -> None:
         """Forget the positions of an aborted checkpoint."""

@@ -39,6 +39,7 @@ from onceflow.core.runtime.dataflow.partitioners import Partitioner
 from onceflow.core.runtime.dataflow.source_operator import SourceOperator
 from onceflow.core.runtime.json_logs import bind_thread_fields
 from onceflow.core.spi import EndOfInput
+from onceflow.core.traces import NO_TRACE, Trace
 
 WATERMARK_INTERVAL_S = 0.1
 """The interval at which a source emits its watermark: each costs a batch on every channel."""
@@ -412,6 +413,7 @@ class ReceivingSubtask(Subtask):
         report: Callable[[SubtaskReport], None],
         mode: alignment.AlignmentMode,
         timed: Collection[int],
+        trace: Trace = NO_TRACE,
     ) -> None:
         """Create the subtask. `timed` has the channels that carry watermarks, at least one."""
         super().__init__(ref, gate, operators, edges, report)
@@ -419,6 +421,7 @@ class ReceivingSubtask(Subtask):
         self._alignment = alignment.BarrierAlignment(len(gate.ends), mode, keeping_order)
         self._watermarks = WatermarkMerge(timed)
         self._timed_channels = frozenset(timed)
+        self._trace = trace
         self._inputs = operators[0].inputs
         self._is_ending = False
         """True from the end of all inputs until the results of their rows are emitted."""
@@ -479,7 +482,10 @@ class ReceivingSubtask(Subtask):
                 self._time_work(lambda: self._inputs[into](element))
             case Batch(watermark=watermark):
                 self._on_watermark(channel, watermark)
-            case decisions.Barrier():
+            case decisions.Barrier(checkpoint):
+                self._trace.record(
+                    "barrier", checkpoint=checkpoint, subtask=str(self.ref), channel=channel
+                )
                 now_s = time.monotonic()
                 actions = self._alignment.on_barrier(channel, element, now_s)
                 if self._waits_for_results(element, actions):

@@ -83,6 +83,7 @@ class Attempt:
         self._context = context
         self._publish = context.publish
         self._plan = context.plan
+        self._trace = context.log.trace
         self._events = events
         self._slots = SlotPool()
         self._dialled: SlotLink | None = None
@@ -118,6 +119,7 @@ class Attempt:
                 # Finish the deletions here: `close` alone would drop them, and the next start of
                 # the job would have to search for those files.
                 self._background.finish(self._plan.settings.cancel_timeout_s)
+                self._trace.record("ended", is_finished=self._is_finished)
                 return self._is_finished
             wait_s = self._loop.wait_s(time.monotonic())
             # This thread runs again within `wait_s`; the health check reports it otherwise.
@@ -218,6 +220,7 @@ class Attempt:
                 self._publish(job_events.SavepointCompleted(checkpoint, location, size_bytes))
                 self._context.savepoints.record_success(request)
             case Barrier(checkpoint, kind):
+                self._trace.record("triggered", checkpoint=checkpoint, kind=kind.value)
                 self._publish(job_events.CheckpointTriggered(checkpoint, kind))
                 self._slots.send_all(decision)
             case AppendDecision(completed):
@@ -232,7 +235,10 @@ class Attempt:
                 self._savepoint_writer.submit(partial(savepoints.clean_up, request))
             case NotifyComplete():
                 self._after_complete(decision)
-            case NotifyAbort() | messages.GloballyCommitted() | messages.Shutdown():
+            case NotifyAbort(checkpoint):
+                self._trace.record("aborted", checkpoint=checkpoint)
+                self._slots.send_all(decision)
+            case messages.GloballyCommitted() | messages.Shutdown():
                 self._slots.send_all(decision)
             case DiscardState(handles):
                 self._cleaner.discard(handles)
@@ -295,6 +301,8 @@ class Attempt:
         # The driver assigns the state, not the slots: the assignment depends on the state of all
         # slots, so each slot would have to read the whole record of the checkpoint.
         begins = assign_state(self._context.graph, restored, plan.parallelism)
+        everyone, _ = self._context.graph.subtasks(plan.parallelism)
+        self._trace.record("deployed", checkpoint=restored.checkpoint, subtasks=map(str, everyone))
         for slot, link in self._slots:
             link.send(
                 Deploy(
@@ -321,6 +329,8 @@ class Attempt:
         """Copy the state on another thread; report the outcome as an event."""
         context, checkpoint = self._context, decision.completed.checkpoint
         job = self._plan.job
+        subtasks = (str(snapshot.subtask) for snapshot in decision.completed.snapshots)
+        self._trace.record("saving", checkpoint=checkpoint, subtasks=subtasks)
 
         def write() -> None:
             size_bytes, error = 0, ""
@@ -367,6 +377,7 @@ class Attempt:
             sink_id: retain_ledger_from(retained, log.list_committed_last(sink_id), savepoint)
             for sink_id in log.memory.sinks
         }
+        self._trace.record("completed", checkpoint=checkpoint)
         # Notify the slots first: their commits make rows visible. Global commits may take longer.
         # Clean up last.
         self._slots.send_all(messages.Complete(checkpoint, needed))

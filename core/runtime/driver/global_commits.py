@@ -22,6 +22,7 @@ from onceflow.core.runtime.driver.attempt_context import AttemptContext
 from onceflow.core.runtime.events.job_events import CommitRefused
 from onceflow.core.runtime.slot.commits import CommitThread
 from onceflow.core.spi import CommittedBy, GlobalCommitter
+from onceflow.core.traces import Trace
 
 
 class GlobalCommits:
@@ -59,6 +60,7 @@ class GlobalCommits:
                     GlobalCommitQueue(sink_id, retry, restored, sink.gathering),
                     committer,
                     made,
+                    self._context.log.trace,
                     committed=partial(self._report_commit, uid, sink_id, made),
                     failed=partial(self._report_failure, uid, sink_id),
                     refused=self._context.publish,
@@ -115,6 +117,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         queue: GlobalCommitQueue,
         committer: GlobalCommitter,
         made: _VersionsMade,
+        trace: Trace,
         *,
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
@@ -126,6 +129,7 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
         self._is_refused = False
         self._queue = queue
         self._committer = committer
+        self._trace = trace
         self._made = made
         self._thread.start()
 
@@ -135,9 +139,9 @@ class _GlobalWorker(CommitThread[GlobalCommit]):
             self._condition.notify()
 
     def _commit(self, commit: GlobalCommit) -> CommitOutcome:
-        outcome = ask_committer(
-            partial(self._committer.commit_checkpoint, commit.checkpoint, commit.committables)
-        )
+        call = partial(self._committer.commit_checkpoint, commit.checkpoint, commit.committables)
+        transactions = (committable.transaction for committable in commit.committables)
+        outcome = self._trace.record_commit(transactions, partial(ask_committer, call), by="driver")
         if isinstance(outcome, Committed):
             self._made.add(outcome.files)
         return outcome

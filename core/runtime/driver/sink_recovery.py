@@ -135,6 +135,7 @@ class SinkRecovery:
             SinkError: A target cannot be queried now.
         """
         records: list[TargetRecord] = []
+        self._log.trace.record("asked")
         for target in self._targets:
             self._begin(f"what the target of sink {target.context.uid} has committed")
             record = self._read_record(target)
@@ -217,10 +218,12 @@ class SinkRecovery:
         # one of them. In the other order it would be in neither, and its rows would be sent again.
         in_doubt = [self._list_left(target) for target in self._targets]
         require_not_behind(self._log.view, self.ask_targets(), self._log_location)
-        return tuple(
+        recovered = tuple(
             self._settle(target, self._plan_recovery(target, restored, left))
             for target, left in zip(self._targets, in_doubt, strict=True)
         )
+        self._log.trace.record("recovered")
+        return recovered
 
     def sweep(self, completed: CompletedCheckpoint) -> tuple[RecoveredSink, ...]:
         """Abort transactions that a slot of an older attempt prepared after `recover` looked (I3).
@@ -232,6 +235,7 @@ class SinkRecovery:
         counts = [
             self._settle(target, self._plan_sweep(target, completed)) for target in self._targets
         ]
+        self._log.trace.record("swept", checkpoint=completed.checkpoint)
         # Last, because the next attempt must ask again for what this attempt could not sweep.
         self._log.settle(self._retired)
         # The attempt's own slots count commits.
@@ -260,7 +264,13 @@ class SinkRecovery:
 
     def _list_left(self, target: _Target) -> Sequence[committables.Committable]:
         self._begin(f"what sink {target.context.uid} holds in doubt")
-        return self._committer(target).in_doubt()
+        in_doubt = self._committer(target).in_doubt()
+        self._log.trace.record(
+            "listed",
+            sink=target.context.sink_id,
+            transactions=(committable.transaction for committable in in_doubt),
+        )
+        return in_doubt
 
     def _plan_recovery(
         self,
@@ -348,6 +358,7 @@ class SinkRecovery:
                 " decides it with `onceflow txn … --force`"
             )
         if plan.returned:
+            self._log.trace.record("returned", transactions=(c.transaction for c in plan.returned))
             _log.warning(
                 "sink %s: %d committed transactions are in doubt again, the first %s: the target"
                 " was set back to an older copy; they are committed again",
@@ -407,7 +418,11 @@ class SinkRecovery:
         # A repeated try keeps the start time of the first, so that people see how long it takes.
         if self.step.text != f"the {begun} of {step}":
             self._begin(f"the {begun} of {step}")
-        return loop.carry_out(committer, step)
+        call = partial(loop.carry_out, committer, step)
+        transactions = (committable.transaction for committable in to_committables(step))
+        if isinstance(step, AbortOne):
+            return self._log.trace.record_rollback(transactions, call, by="recovery")
+        return self._log.trace.record_commit(transactions, call, by="recovery")
 
     def _make_error(self, step: Step, failed: StepFailed) -> errors.SinkError:
         if isinstance(step, AbortOne):

@@ -232,7 +232,8 @@ class ChainBuilder:
         gate = self.gates[chain.id]
         self._replay(chain, gate)
         timed = _find_timed_channels(chain, self._plan.parallelism)
-        return ReceivingSubtask(ref, gate, operators, leaving, self._context.post, mode, timed)
+        post, trace = self._context.post, self._context.trace
+        return ReceivingSubtask(ref, gate, operators, leaving, post, mode, timed, trace)
 
     def _build_operator(self, operator: Operator, ref: SubtaskRef) -> RunningOperator:
         built = self._operator(operator, ref)

@@ -43,6 +43,7 @@ from onceflow.core.protocol.ids import GENESIS, CheckpointId, SubtaskRef
 from onceflow.core.runtime.dataflow.sink_operator import SinkMetricGroup
 from onceflow.core.runtime.slot.context import SlotContext
 from onceflow.core.spi import CommittedBy, Committer, CommitterContext
+from onceflow.core.traces import NO_TRACE, Trace
 
 _PATIENCE_S = 1.0
 """The longest wait of a pre-commit for commits: longer than most commits take, and short compared
@@ -197,8 +198,10 @@ class CommitWorker(CommitThread[Committable]):
         committed: Callable[[CheckpointId, float], None],
         failed: Callable[[BaseException], None],
         metrics: SinkMetricGroup | None = None,
+        trace: Trace = NO_TRACE,
     ) -> None:
         super().__init__(name, queue, committed=committed, failed=failed)
+        self._trace = trace
         self.metrics = metrics or SinkMetricGroup(name, "", 0)
         self._queue = queue
         self._committer = committer
@@ -223,6 +226,7 @@ class CommitWorker(CommitThread[Committable]):
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
         """Record a pre-commit; return all committables that the ack of `checkpoint` must list."""
+        _record_pre_commit(self._trace, checkpoint, committables)
         with self._condition:
             # Recorded before the ack is sent, so that a decision finds only known
             # transactions.
@@ -255,7 +259,8 @@ class CommitWorker(CommitThread[Committable]):
     def _commit(self, commit: Committable) -> CommitOutcome:
         # All tries until a success count as one call.
         self.metrics.calls.begin("commit")
-        outcome = loop.ask_committer(partial(self._committer.commit, commit))
+        call = partial(loop.ask_committer, partial(self._committer.commit, commit))
+        outcome = self._trace.record_commit((commit.transaction,), call, by="slot")
         with self._condition:
             self._early.record_end()
         return outcome
@@ -300,11 +305,19 @@ class CommitWorker(CommitThread[Committable]):
         self._committer.close()
 
 
+def _record_pre_commit(
+    trace: Trace, checkpoint: CheckpointId, committables: Sequence[Committable]
+) -> None:
+    transactions = (committable.transaction for committable in committables)
+    trace.record("prepared", checkpoint=checkpoint, transactions=transactions)
+
+
 class GlobalPreCommits:
     """The pre-commits of one subtask that the driver will commit. Any thread."""
 
-    def __init__(self, metrics: SinkMetricGroup) -> None:
+    def __init__(self, metrics: SinkMetricGroup, trace: Trace = NO_TRACE) -> None:
         self.metrics = metrics
+        self._trace = trace
         self._waiting = PreCommits()
         self._lock = threading.Lock()
 
@@ -315,6 +328,7 @@ class GlobalPreCommits:
         self, checkpoint: CheckpointId, committables: Sequence[Committable]
     ) -> tuple[Committable, ...]:
         """Record a pre-commit; return all committables that the ack of `checkpoint` must list."""
+        _record_pre_commit(self._trace, checkpoint, committables)
         with self._lock:
             self._waiting.pre_committed(checkpoint, committables)
             self.metrics.pre_committed(committables)
@@ -372,7 +386,7 @@ class SlotCommits:
         slot, uid = self._context, operator.uid
         metrics = SinkMetricGroup(uid, work.sink_id, ref.index, work.sink.describe_target())
         if work.sink.committed_by is CommittedBy.DRIVER:
-            pre_commits = GlobalPreCommits(metrics)
+            pre_commits = GlobalPreCommits(metrics, slot.trace)
             self._global.append(pre_commits)
             return pre_commits
         self._progress[ref].by_sink[uid] = GENESIS
@@ -392,6 +406,7 @@ class SlotCommits:
             committed=lambda through, ms: slot.post(messages.SinkCommitted(ref, uid, through, ms)),
             failed=slot.fail,
             metrics=metrics,
+            trace=slot.trace,
         )
         self._workers.append(worker)
         return worker

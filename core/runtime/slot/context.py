@@ -21,6 +21,7 @@ from onceflow.core.runtime.dataflow.subtask import SubtaskReport
 from onceflow.core.runtime.transport.credentials import Credentials, TlsIdentity
 from onceflow.core.settings import pipeline_settings
 from onceflow.core.storage import CheckpointStorage, JobStorage
+from onceflow.core.traces import Trace
 from onceflow.core.version import VERSION
 
 SlotMail: TypeAlias = SubtaskReport | Acked | SinkCommitted
@@ -68,6 +69,11 @@ class SlotContext:
     """Runs a function later on a thread where it may wait. It may never run if the slot ends."""
     closing: threading.Event
     """Set when the slot has begun to shut down."""
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the attempt in this slot."""
+        return Trace(str(self.storage.log), self.plan.attempt, self.slot)
 
     def fail(self, error: BaseException) -> None:
         """End the attempt because of `error`. Any thread."""

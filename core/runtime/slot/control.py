@@ -103,6 +103,7 @@ class SlotControl:
             SlotLost: The driver cannot be reached or refuses the slot.
         """
         self._context = context
+        self._trace = context.trace
         self._settings = context.plan.settings
         self._mailbox = mailbox
         self._data_server = data_server
@@ -171,13 +172,15 @@ class SlotControl:
 
     def _do(self, decision: SlotDecision) -> None:  # noqa: C901, PLR0912 - dispatches
         match decision:
-            case Deploy():
+            case Deploy(_, checkpoint):
+                self._trace.record("restored", checkpoint=checkpoint)
                 self.deploy.set_result(decision)
             case StartSubtasks():
                 self._start()
             case Barrier() | OfferSplits() | NotifyAbort():
                 self._post(decision)
-            case Complete():
+            case Complete(checkpoint):
+                self._trace.record("heard", checkpoint=checkpoint)
                 self._post(decision)
                 refs = [subtask.ref for subtask in self._require_chains().subtasks]
                 self._send(*self._require_chains().commits.commit_through(decision, refs))
@@ -187,6 +190,7 @@ class SlotControl:
                 assert isinstance(decision, SnapshotTaken)
                 self._uploads.begin(decision)
             case Acked():
+                self._record_ack(decision)
                 self._send(decision)
                 _reach_acked(decision)
             case Declined() | SourceExhausted():
@@ -260,6 +264,15 @@ class SlotControl:
         with contextlib.suppress(SlotLost):  # the stream's end is mail, too
             for message in messages:
                 self._stream.send(message)
+
+    def _record_ack(self, acked: Acked) -> None:
+        operators = acked.snapshot.operators
+        self._trace.record(
+            "acked",
+            checkpoint=acked.checkpoint,
+            subtask=str(acked.snapshot.subtask),
+            listed=(c.transaction for operator in operators for c in operator.committables),
+        )
 
     def _report_failure(self, error: BaseException) -> None:
         """Report the failure to the driver. If that is impossible, exit."""

@@ -35,7 +35,12 @@ from onceflow.core.runtime.dataflow.reader_failures import ReaderFailures
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME, RestoredEventTime
 from onceflow.core.runtime.dataflow.session_operators import SessionAggregator
 from onceflow.core.runtime.dataflow.sink_operator import SinkOperator, SinkRefusals
-from onceflow.core.runtime.dataflow.source_operator import SPLITS, SourceOperator, decode_split
+from onceflow.core.runtime.dataflow.source_operator import (
+    SPLITS,
+    SourceOperator,
+    decode_split,
+    to_positions,
+)
 from onceflow.core.runtime.dataflow.top_rows import TopKeeper
 from onceflow.core.runtime.dataflow.window_joins import connect_streams
 from onceflow.core.runtime.dataflow.window_operators import WindowAggregator
@@ -142,6 +147,11 @@ def _build_source(work: kinds.ReadFrom, parts: OperatorParts) -> SourceOperator:
     source_class = type(work.source).__name__
     with ReaderFailures(parts.uid, source_class, context.attempt, ()).during("reader"):
         reader = work.source.reader([state.split for state in states], context)
+    parts.context.trace.record(
+        "restored_positions",
+        source=parts.uid,
+        positions=to_positions(state.split for state in states),
+    )
     return SourceOperator(
         parts.uid,
         reader,
@@ -150,6 +160,7 @@ def _build_source(work: kinds.ReadFrom, parts: OperatorParts) -> SourceOperator:
         states,
         work.source.outputs,
         context.attempt,
+        parts.context.trace,
     )
 
 

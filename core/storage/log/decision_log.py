@@ -27,7 +27,7 @@ import msgspec
 
 from onceflow.core.decoding import json_decoder
 from onceflow.core.errors import CheckpointCorrupt, CheckpointError, Fenced, StorageError
-from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.ids import AttemptId, CheckpointId
 from onceflow.core.protocol.log import rules
 from onceflow.core.protocol.log.rules import claim_again, owner_of
@@ -36,6 +36,7 @@ from onceflow.core.protocol.savepoints.savepoint import Savepoint, seed_view, vi
 from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.layout import JobPaths
 from onceflow.core.storage.log.record_codec import decode_record, encode_record, seal, unseal
+from onceflow.core.traces import Trace
 
 FORMAT = 1
 
@@ -205,7 +206,9 @@ class DecisionLog:
             record = claim(view)
             digest, verdict = self.put(record)
             if isinstance(verdict, rules.AppendStands):
-                return ClaimedLog(self, rules.apply(view, rules.LogEntry(record, digest)))
+                claimed = ClaimedLog(self, rules.apply(view, rules.LogEntry(record, digest)))
+                _record_claim(claimed)
+                return claimed
         raise Fenced(
             f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
             " stop all but one"
@@ -390,6 +393,11 @@ class ClaimedLog:
         with self._lock:
             return self._view
 
+    @property
+    def trace(self) -> Trace:
+        """The trace of the owner's attempt."""
+        return Trace(str(self._log), self.attempt)
+
     def claim_again(self) -> ClaimedLog:
         """Claim the log again for the same driver, after its own attempt has failed.
 
@@ -446,12 +454,21 @@ class ClaimedLog:
         if view.decided and view.decided[-1].completed == completed:
             return
         record = rules.next_decision(view, completed)
+        self.trace.record(
+            "deciding",
+            checkpoint=completed.checkpoint,
+            listed=(c.transaction for c in committables_of(completed)),
+            subtasks=(str(snapshot.subtask) for snapshot in completed.snapshots),
+            sinks=record.memory.sinks,
+        )
         digest, verdict = self._log.put(record)
         match verdict:
             case rules.AppendFenced(reason):
+                self.trace.record("fenced", checkpoint=completed.checkpoint)
                 self._lost = self._explain(record, reason)
                 raise self._lost
             case rules.AppendStands():
+                self.trace.record("decided", checkpoint=completed.checkpoint)
                 with self._lock:
                     self._view = rules.apply(self._view, rules.LogEntry(record, digest))
                     self._forget_settled()  # the record may be older than the last `settle`
@@ -473,6 +490,7 @@ class ClaimedLog:
             view = view_before(savepoint, self._view, records, lacks_own=lacks_own)
             memory = replace(view.memory, savepoint=f"{savepoint.id} {location}")
             self._view = replace(view, memory=memory)
+        self.trace.record("rewound", checkpoint=savepoint.completed.checkpoint)
 
     def settle(self, sinks: Iterable[str]) -> None:
         """Forget `sinks`, which have no transactions in doubt, from the next decision on.
@@ -559,3 +577,14 @@ class ClaimedLog:
             f" ends at record {view.last_sequence}, and this decision is"
             f" {'' if counts else 'not '}part of it. {_TWO_DRIVERS}"
         )
+
+
+def _record_claim(log: ClaimedLog) -> None:
+    view = log.view
+    log.trace.record(
+        "claimed",
+        checkpoint=view.decided[-1].completed.checkpoint if view.decided else None,
+        by=view.decided[-1].attempt if view.decided else None,
+        listed=(c.transaction for done in view.completed for c in committables_of(done)),
+        sinks=view.memory.sinks,
+    )
