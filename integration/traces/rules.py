@@ -205,7 +205,8 @@ class Rules:
         if (attempt := self.attempts.get(event.attempt)) is not None:
             attempt.decided = number
         for newer, claim in self.attempts.items():
-            if newer > event.attempt and (claim.restored is None or claim.restored < number):
+            lacks = claim.restored is None or claim.restored < number
+            if newer > event.attempt and lacks and not claim.has_rewound:
                 yield (
                     f"attempt {event.attempt} decides checkpoint {number}, and attempt {newer} has"
                     f" claimed the log, which ended at checkpoint {claim.restored}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,8 @@ from onceflow import (
 )
 from onceflow.core import errors
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
+from onceflow.integration.traces.events import Event, decode_event
+from onceflow.integration.traces.rules import check_trace
 
 STEPS_MAX = 70_000
 ANSWER_MAX_S = 900.0
@@ -123,6 +126,7 @@ class World:
                 try:
                     if self._run_drivers():
                         self._oracle.check_targets()
+                    self._check_steps()
                 except Violation as violation:
                     outcome.violation = str(violation)
                     outcome.trace = self.run.describe_trace()
@@ -133,6 +137,14 @@ class World:
         outcome.steps, outcome.late = self.run.steps, len(self.targets["late"].rows)
         outcome.virtual_s = self.run.now_s - 1_000
         return outcome
+
+    def _check_steps(self) -> None:
+        """Raise Violation if a process has taken a step that the protocol forbids."""
+        trace: defaultdict[str, list[Event]] = defaultdict(list)
+        for process, line in self.run.steps_of_protocol:
+            trace[process].append(decode_event(process, line))
+        for broken in check_trace(trace):
+            raise Violation(str(broken))
 
     # --- runs -----------------------------------------------------------------------------------
 

@@ -36,7 +36,9 @@ def start(
         LocalProcesses(),
         name="job",
         parallelism=2,
-        checkpointing=Checkpointing(storage=str(directory / "checkpoints"), interval=interval_s),
+        checkpointing=Checkpointing(
+            storage=str(directory / "checkpoints"), interval=interval_s, retained=3
+        ),
         restart=FixedDelay(attempts=3, delay_s=0.01),
         retired_sinks=retired,
     )
