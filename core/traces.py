@@ -18,7 +18,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -102,11 +102,12 @@ NO_TRACE = Trace("", 0)
 """The trace of parts that run outside of a job. Checks ignore its lines."""
 
 
-def _encode(value: Any) -> Any:
+def _encode(value: Any) -> object:
     if not isinstance(value, Iterator):
         return str(value)
     # msgspec would write the fields of a transaction instead of its name.
-    return [str(item) if isinstance(item, TransactionId) else item for item in value]
+    items = cast("Iterator[object]", value)
+    return [str(item) if isinstance(item, TransactionId) else item for item in items]
 
 
 def _append(path: str, line: bytes) -> None:

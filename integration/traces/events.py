@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -121,9 +121,7 @@ def _shorten(value: object) -> str:
     if not isinstance(value, list):
         return str(value)
     # Elements are strings, or pairs of a split and its position.
-    shown = [
-        ":".join(map(str, item)) if isinstance(item, list) else str(item)
-        for item in value[:_SHOWN_MAX]
-    ]
-    more = f" and {len(value) - _SHOWN_MAX} more" if len(value) > _SHOWN_MAX else ""
+    items = cast("list[str | list[str]]", value)
+    shown = [":".join(item) if isinstance(item, list) else item for item in items[:_SHOWN_MAX]]
+    more = f" and {len(items) - _SHOWN_MAX} more" if len(items) > _SHOWN_MAX else ""
     return f"[{' '.join(shown)}{more}]"

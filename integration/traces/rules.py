@@ -130,11 +130,41 @@ class Rules:
     )
     """The positions of splits, by attempt, checkpoint and source."""
     barriers: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
+    _checks: Mapping[str, Callable[[Event], Iterator[str]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Create the rules before the first event."""
+        self._checks = {
+            "claimed": self._take_claim,
+            "deciding": self._take_deciding,
+            "decided": self._take_decided,
+            "rewound": self._take_rewind,
+            "listed": self._take_listing,
+            "asked": self._take_listing,
+            "returned": self._take_returned,
+            "recovered": self._take_recovered,
+            "swept": self._take_sweep,
+            "deployed": self._take_deployment,
+            "triggered": self._take_trigger,
+            "completed": self._take_completion,
+            "aborted": self._take_abort,
+            "saving": self._take_saving,
+            "ended": self._take_end,
+            "heard": self._take_heard,
+            "barrier": self._take_barrier,
+            "prepared": self._take_prepared,
+            "read": self._take_read,
+            "acknowledged": self._take_acknowledgement,
+            "restored_positions": self._take_restored_positions,
+            "committing": self._take_commit,
+            "committed": self._take_outcome,
+            "rolling_back": self._take_rollback,
+        }
 
     def take(self, event: Event) -> Iterator[str]:
         """Yield the rules that `event` breaks, and remember the event."""
-        check = _CHECKS.get(event.step)
-        return iter(()) if check is None else check(self, event)
+        check = self._checks.get(event.step)
+        return iter(()) if check is None else check(event)
 
     def end(self) -> Iterator[str]:
         """Yield the rules that the trace as a whole breaks."""
@@ -406,31 +436,3 @@ class Rules:
 
     def _is_committed(self, transaction: TransactionId) -> bool:
         return any(outcome in _SUCCESSES for outcome in self.outcomes.get(transaction, ()))
-
-
-_CHECKS: Mapping[str, Callable[[Rules, Event], Iterator[str]]] = {
-    "claimed": Rules._take_claim,
-    "deciding": Rules._take_deciding,
-    "decided": Rules._take_decided,
-    "rewound": Rules._take_rewind,
-    "listed": Rules._take_listing,
-    "asked": Rules._take_listing,
-    "returned": Rules._take_returned,
-    "recovered": Rules._take_recovered,
-    "swept": Rules._take_sweep,
-    "deployed": Rules._take_deployment,
-    "triggered": Rules._take_trigger,
-    "completed": Rules._take_completion,
-    "aborted": Rules._take_abort,
-    "saving": Rules._take_saving,
-    "ended": Rules._take_end,
-    "heard": Rules._take_heard,
-    "barrier": Rules._take_barrier,
-    "prepared": Rules._take_prepared,
-    "read": Rules._take_read,
-    "acknowledged": Rules._take_acknowledgement,
-    "restored_positions": Rules._take_restored_positions,
-    "committing": Rules._take_commit,
-    "committed": Rules._take_outcome,
-    "rolling_back": Rules._take_rollback,
-}
