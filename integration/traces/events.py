@@ -16,7 +16,7 @@ _SHOWN_MAX = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TracedStep:
     """A step of the protocol that a process has recorded."""
 
     process: str
@@ -40,12 +40,12 @@ class Event:
         return tuple(transaction for transaction in named if transaction is not None)
 
     def __str__(self) -> str:
-        place = "driver" if self.slot is None else f"slot {self.slot}"
+        part = "driver" if self.slot is None else f"slot {self.slot}"
         facts = ", ".join(f"{name} {_shorten(value)}" for name, value in self.facts.items())
-        return f"{self.process:>8} {place} of attempt {self.attempt}: {self.step} {facts}".rstrip()
+        return f"{self.process:>8} {part} of attempt {self.attempt}: {self.step} {facts}".rstrip()
 
 
-Trace = Mapping[str, Sequence[Event]]
+Trace = Mapping[str, Sequence[TracedStep]]
 """The events of each process, in the order of the process."""
 
 
@@ -57,8 +57,8 @@ def read_trace(directory: Path) -> Trace:
     return {path.stem: _parse(path.stem, path.read_bytes(), size) for path, size in sizes.items()}
 
 
-def _parse(process: str, data: bytes, size: int) -> Sequence[Event]:
-    events: list[Event] = []
+def _parse(process: str, data: bytes, size: int) -> Sequence[TracedStep]:
+    events: list[TracedStep] = []
     end = 0
     for line in data.splitlines(keepends=True):
         end += len(line)
@@ -68,10 +68,10 @@ def _parse(process: str, data: bytes, size: int) -> Sequence[Event]:
     return events
 
 
-def decode_event(process: str, line: bytes, *, is_recent: bool = False) -> Event:
+def decode_event(process: str, line: bytes, *, is_recent: bool = False) -> TracedStep:
     """Return the event in `line`, which `process` has written unless the line names another."""
     facts: dict[str, Any] = msgspec.json.decode(line)
-    return Event(
+    return TracedStep(
         str(facts.pop("process", process)),
         facts.pop("step"),
         facts.pop("log"),
@@ -84,7 +84,7 @@ def decode_event(process: str, line: bytes, *, is_recent: bool = False) -> Event
 
 def split_by_log(trace: Trace) -> dict[str, Trace]:
     """Return the trace of each decision log. Events outside of jobs are left out."""
-    logs: dict[str, dict[str, list[Event]]] = {}
+    logs: dict[str, dict[str, list[TracedStep]]] = {}
     for process, events in trace.items():
         for event in events:
             if event.log:
@@ -92,12 +92,12 @@ def split_by_log(trace: Trace) -> dict[str, Trace]:
     return {log: dict(processes) for log, processes in logs.items()}
 
 
-def write_trace(path: Path, events: Iterable[Event]) -> None:
+def write_trace(path: Path, events: Iterable[TracedStep]) -> None:
     """Write `events`, of any processes, as lines that `load_trace` reads."""
     path.write_bytes(b"".join(map(_encode, events)))
 
 
-def _encode(event: Event) -> bytes:
+def _encode(event: TracedStep) -> bytes:
     line = {
         "process": event.process,
         "step": event.step,
@@ -111,7 +111,7 @@ def _encode(event: Event) -> bytes:
 
 def load_trace(path: Path) -> Trace:
     """Return the events that `write_trace` has written to `path`, by process."""
-    trace: dict[str, list[Event]] = {}
+    trace: dict[str, list[TracedStep]] = {}
     for event in _parse("", path.read_bytes(), path.stat().st_size):
         trace.setdefault(event.process, []).append(event)
     return {process: tuple(events) for process, events in trace.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from onceflow.integration.traces.events import Event, Trace
+from onceflow.integration.traces.events import Trace, TracedStep
 
 _Cause = tuple[object, ...]
 """The step, the attempt, and the checkpoint and subtask if there are any."""
@@ -20,8 +20,10 @@ _Cause = tuple[object, ...]
 class Ordered:
     """The events of one decision log in an order of causes and effects."""
 
-    events: list[Event] = field(default_factory=list[Event])
-    without_cause: list[tuple[Event, _Cause]] = field(default_factory=list[tuple[Event, _Cause]])
+    events: list[TracedStep] = field(default_factory=list[TracedStep])
+    without_cause: list[tuple[TracedStep, _Cause]] = field(
+        default_factory=list[tuple[TracedStep, _Cause]]
+    )
     """The events whose cause is in no trace, each with that cause, and none that follow them."""
 
 
@@ -50,15 +52,15 @@ def order_events(trace: Trace) -> Ordered:
     return ordered
 
 
-def _is_claim(event: Event) -> bool:
+def _is_claim(event: TracedStep) -> bool:
     return event.step == "claimed"
 
 
-def _missing(event: Event, seen: set[_Cause], claimed: set[int]) -> Sequence[_Cause]:
+def _missing(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Sequence[_Cause]:
     return [cause for cause in _needs(event, seen, claimed) if cause not in seen]
 
 
-def _needs(event: Event, seen: set[_Cause], claimed: set[int]) -> Iterator[_Cause]:
+def _needs(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Iterator[_Cause]:
     attempt = event.attempt
     match event.step:
         case "claimed" if event.facts["by"] in claimed:
@@ -72,16 +74,12 @@ def _needs(event: Event, seen: set[_Cause], claimed: set[int]) -> Iterator[_Caus
         case "deciding" | "saving" if ("triggered", attempt, event.checkpoint) in seen:
             for subtask in event.facts["subtasks"]:
                 yield "acked", attempt, event.checkpoint, subtask
-        case _:
-            pass
 
 
-def _provides(event: Event) -> Iterator[_Cause]:
+def _provides(event: TracedStep) -> Iterator[_Cause]:
     attempt = event.attempt
     match event.step:
         case "deciding" | "deployed" | "triggered" | "completed":
             yield event.step, attempt, event.checkpoint
         case "acked":
             yield "acked", attempt, event.checkpoint, event.facts["subtask"]
-        case _:
-            pass

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onceflow.core.protocol.ids import TransactionId
-from onceflow.integration.traces.events import Event, Trace, split_by_log
+from onceflow.integration.traces.events import Trace, TracedStep, split_by_log
 from onceflow.integration.traces.order import order_events
 
 SHOWN_MAX = 80
@@ -33,8 +33,8 @@ class BrokenRule:
 
     rule: str
     log: str
-    event: Event
-    before: Sequence[Event]
+    event: TracedStep
+    before: Sequence[TracedStep]
     """The events before it, in an order of their causes."""
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Rules:
     )
     """The positions of splits, by attempt, checkpoint and source."""
     barriers: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
-    _checks: Mapping[str, Callable[[Event], Iterator[str]]] = field(init=False)
+    _checks: Mapping[str, Callable[[TracedStep], Iterator[str]]] = field(init=False)
 
     def __post_init__(self) -> None:
         """Create the rules before the first event."""
@@ -161,7 +161,7 @@ class Rules:
             "rolling_back": self._take_rollback,
         }
 
-    def take(self, event: Event) -> Iterator[str]:
+    def take(self, event: TracedStep) -> Iterator[str]:
         """Yield the rules that `event` breaks, and remember the event."""
         check = self._checks.get(event.step)
         return iter(()) if check is None else check(event)
@@ -186,7 +186,7 @@ class Rules:
 
     # --- the decision log -------------------------------------------------------------------------
 
-    def _take_claim(self, event: Event) -> Iterator[str]:
+    def _take_claim(self, event: TracedStep) -> Iterator[str]:
         checkpoint, by = event.facts["checkpoint"], event.facts["by"]
         self.attempts[event.attempt] = _Attempt(checkpoint, by, frozenset(event.facts["sinks"]))
         process = self._process(event)
@@ -200,7 +200,7 @@ class Rules:
             if decision.is_standing and number <= checkpoint:
                 process.listed.update(decision.listed)
 
-    def _take_deciding(self, event: Event) -> Iterator[str]:
+    def _take_deciding(self, event: TracedStep) -> Iterator[str]:
         number, listed = event.checkpoint, frozenset(event.transactions("listed"))
         yield from self._check_restored(event)
         attempt, key = self.attempts.get(event.attempt), (event.attempt, number)
@@ -225,7 +225,7 @@ class Rules:
                 )
         self.decisions.setdefault(key, _Decision(listed))
 
-    def _take_decided(self, event: Event) -> Iterator[str]:
+    def _take_decided(self, event: TracedStep) -> Iterator[str]:
         number, key = event.checkpoint, (event.attempt, event.checkpoint)
         if (decision := self.decisions.get(key)) is None:
             yield f"checkpoint {number} is decided without its content"
@@ -242,7 +242,7 @@ class Rules:
                     f" claimed the log, which ended at checkpoint {claim.restored}"
                 )
 
-    def _take_rewind(self, event: Event) -> Iterator[str]:
+    def _take_rewind(self, event: TracedStep) -> Iterator[str]:
         for (by, number), decision in self.decisions.items():
             if by < event.attempt and number > event.checkpoint:
                 decision.is_revoked = True
@@ -256,7 +256,7 @@ class Rules:
         for transaction in sorted(decision.listed & self.rolled_back):
             yield f"checkpoint {key[1]} decides {transaction}, which was rolled back"
 
-    def _check_restored(self, event: Event) -> Iterator[str]:
+    def _check_restored(self, event: TracedStep) -> Iterator[str]:
         """Yield a violation if the attempt acts on a log that lacks an older decision."""
         attempt = self.attempts.get(event.attempt)
         if attempt is None or attempt.has_rewound:
@@ -271,18 +271,18 @@ class Rules:
 
     # --- the driver -------------------------------------------------------------------------------
 
-    def _take_listing(self, event: Event) -> Iterator[str]:
+    def _take_listing(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is not None:
             attempt.has_listed_last = event.step == "listed"
             older = (t for t in event.transactions() if t.attempt < event.attempt)
             attempt.in_doubt.update(older)
         yield from ()
 
-    def _take_returned(self, event: Event) -> Iterator[str]:
+    def _take_returned(self, event: TracedStep) -> Iterator[str]:
         self.returned.update(event.transactions())
         yield from ()
 
-    def _take_recovered(self, event: Event) -> Iterator[str]:
+    def _take_recovered(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is None:
             return
         attempt.has_recovered = True
@@ -293,7 +293,7 @@ class Rules:
                 " commits: a commit in between is in neither answer"
             )
 
-    def _take_sweep(self, event: Event) -> Iterator[str]:
+    def _take_sweep(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is not None:
             attempt.has_swept = True
             yield from self._check_in_doubt(attempt)
@@ -305,7 +305,7 @@ class Rules:
                 yield f"{transaction} of an older attempt is in doubt, and stays so"
         attempt.in_doubt.clear()
 
-    def _take_deployment(self, event: Event) -> Iterator[str]:
+    def _take_deployment(self, event: TracedStep) -> Iterator[str]:
         yield from self._check_restored(event)
         if (attempt := self.attempts.get(event.attempt)) is None:
             return
@@ -317,27 +317,27 @@ class Rules:
         if event.checkpoint != last:
             yield f"slots restore checkpoint {event.checkpoint}, and the last decision is {last}"
 
-    def _take_trigger(self, event: Event) -> Iterator[str]:
+    def _take_trigger(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is not None:
             attempt.has_triggered = True
         yield from ()
 
-    def _take_completion(self, event: Event) -> Iterator[str]:
+    def _take_completion(self, event: TracedStep) -> Iterator[str]:
         decision = self.decisions.get((event.attempt, event.checkpoint))
         if decision is None or not decision.is_standing:
             yield f"slots are told to commit checkpoint {event.checkpoint}, which is not decided"
 
-    def _take_abort(self, event: Event) -> Iterator[str]:
+    def _take_abort(self, event: TracedStep) -> Iterator[str]:
         key = event.attempt, event.checkpoint
         self.aborted.add(key)
         if key in self.decisions and self.decisions[key].is_standing:
             yield f"checkpoint {event.checkpoint} is aborted after its decision"
 
-    def _take_saving(self, event: Event) -> Iterator[str]:
+    def _take_saving(self, event: TracedStep) -> Iterator[str]:
         self.saved.add((event.attempt, event.checkpoint))
         yield from ()
 
-    def _take_end(self, event: Event) -> Iterator[str]:
+    def _take_end(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is None or not event.facts["is_finished"]:
             return
         attempt.has_ended_well = True
@@ -346,7 +346,7 @@ class Rules:
 
     # --- slots ------------------------------------------------------------------------------------
 
-    def _take_heard(self, event: Event) -> Iterator[str]:
+    def _take_heard(self, event: TracedStep) -> Iterator[str]:
         process = self._process(event)
         process.heard[event.attempt] = max(
             event.checkpoint, process.heard.get(event.attempt, event.checkpoint)
@@ -356,7 +356,7 @@ class Rules:
                 process.listed.update(decision.listed)
         yield from ()
 
-    def _take_barrier(self, event: Event) -> Iterator[str]:
+    def _take_barrier(self, event: TracedStep) -> Iterator[str]:
         facts = event.facts
         channel = event.process, event.attempt, event.slot, facts["subtask"], facts["channel"]
         before = self.barriers.get(channel, -1)
@@ -364,18 +364,18 @@ class Rules:
         if event.checkpoint <= before:
             yield f"barrier {event.checkpoint} comes after barrier {before} in one channel"
 
-    def _take_prepared(self, event: Event) -> Iterator[str]:
+    def _take_prepared(self, event: TracedStep) -> Iterator[str]:
         for transaction in event.transactions():
             self.prepared[transaction] = event.attempt, event.checkpoint
             if transaction.attempt != event.attempt:
                 yield f"attempt {event.attempt} has prepared {transaction} of another attempt"
 
-    def _take_read(self, event: Event) -> Iterator[str]:
+    def _take_read(self, event: TracedStep) -> Iterator[str]:
         key = event.attempt, event.checkpoint, event.facts["source"]
         self.positions.setdefault(key, {}).update(dict(event.facts["positions"]))
         yield from ()
 
-    def _take_acknowledgement(self, event: Event) -> Iterator[str]:
+    def _take_acknowledgement(self, event: TracedStep) -> Iterator[str]:
         number, source = event.checkpoint, event.facts["source"]
         if self._process(event).heard.get(event.attempt, -1) < number:
             yield f"{source} acknowledges the positions of checkpoint {number}, which it has not"
@@ -388,7 +388,7 @@ class Rules:
                     f" has {read.get(split)}"
                 )
 
-    def _take_restored_positions(self, event: Event) -> Iterator[str]:
+    def _take_restored_positions(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is None or attempt.restored is None:
             return
         source = event.facts["source"]
@@ -405,19 +405,19 @@ class Rules:
 
     # --- commits ----------------------------------------------------------------------------------
 
-    def _take_commit(self, event: Event) -> Iterator[str]:
+    def _take_commit(self, event: TracedStep) -> Iterator[str]:
         known = self._process(event).listed
         for transaction in event.transactions():
             if self._is_traced(transaction) and transaction not in known:
                 yield f"{transaction} is committed, and its committer knows no decision of it"
 
-    def _take_outcome(self, event: Event) -> Iterator[str]:
+    def _take_outcome(self, event: TracedStep) -> Iterator[str]:
         for transaction in event.transactions():
             outcomes = self.outcomes.setdefault(transaction, [])
             outcomes.append(event.facts["outcome"])
         yield from ()
 
-    def _take_rollback(self, event: Event) -> Iterator[str]:
+    def _take_rollback(self, event: TracedStep) -> Iterator[str]:
         for transaction in event.transactions():
             self.rolled_back.add(transaction)
             for (_, number), decision in self.decisions.items():
@@ -427,7 +427,7 @@ class Rules:
 
     # --- state ------------------------------------------------------------------------------------
 
-    def _process(self, event: Event) -> _Process:
+    def _process(self, event: TracedStep) -> _Process:
         return self.processes.setdefault(event.process, _Process())
 
     def _is_traced(self, transaction: TransactionId) -> bool:

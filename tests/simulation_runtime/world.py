@@ -33,7 +33,7 @@ from onceflow import (
 )
 from onceflow.core import errors
 from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
-from onceflow.integration.traces.events import Event, decode_event
+from onceflow.integration.traces.events import TracedStep, decode_event
 from onceflow.integration.traces.rules import check_trace
 
 STEPS_MAX = 70_000
@@ -140,7 +140,7 @@ class World:
 
     def _check_steps(self) -> None:
         """Raise Violation if a process has taken a step that the protocol forbids."""
-        trace: defaultdict[str, list[Event]] = defaultdict(list)
+        trace: defaultdict[str, list[TracedStep]] = defaultdict(list)
         for process, line in self.run.steps_of_protocol:
             trace[process].append(decode_event(process, line))
         for broken in check_trace(trace):

@@ -207,7 +207,7 @@ class DecisionLog:
             digest, verdict = self.put(record)
             if isinstance(verdict, rules.AppendStands):
                 claimed = ClaimedLog(self, rules.apply(view, rules.LogEntry(record, digest)))
-                _record_claim(claimed)
+                claimed.record_claim()
                 return claimed
         raise Fenced(
             f"job {self._paths.job}: {CLAIM_TRIES_MAX} times another driver claimed the job first;"
@@ -398,6 +398,17 @@ class ClaimedLog:
         """The trace of the owner's attempt."""
         return Trace(str(self._log), self.attempt)
 
+    def record_claim(self) -> None:
+        """Add the claim to the trace, with the decisions that it has read."""
+        view = self._view
+        self.trace.record(
+            "claimed",
+            checkpoint=view.decided[-1].completed.checkpoint if view.decided else None,
+            by=view.decided[-1].attempt if view.decided else None,
+            listed=(c.transaction for done in view.completed for c in committables_of(done)),
+            sinks=view.memory.sinks,
+        )
+
     def claim_again(self) -> ClaimedLog:
         """Claim the log again for the same driver, after its own attempt has failed.
 
@@ -577,14 +588,3 @@ class ClaimedLog:
             f" ends at record {view.last_sequence}, and this decision is"
             f" {'' if counts else 'not '}part of it. {_TWO_DRIVERS}"
         )
-
-
-def _record_claim(log: ClaimedLog) -> None:
-    view = log.view
-    log.trace.record(
-        "claimed",
-        checkpoint=view.decided[-1].completed.checkpoint if view.decided else None,
-        by=view.decided[-1].attempt if view.decided else None,
-        listed=(c.transaction for done in view.completed for c in committables_of(done)),
-        sinks=view.memory.sinks,
-    )
