@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from tests.conformance.programs.attempt import Row, new_pipeline
+from tests.conformance.programs.calls import answer
 from tests.conformance.programs.functions import (
     BatchIds,
     ByRecord,
@@ -55,6 +56,8 @@ CHOSEN = {
 """Aggregates that keep values, which cannot be merged before an exchange."""
 FRAME = 3
 """The number of records of `over` and `top_n`."""
+CALLS_MAX = 3
+"""The number of calls that run at once."""
 OF_TWO_STREAMS = ("interval", "regular", "co_group")
 WITH_IDLE_SPLITS = frozenset(KINDS) - {"regular", "result", "clock", "clock lists"}
 ACTIONS = (
@@ -116,6 +119,11 @@ class Program:
     def has_frames(self) -> bool:
         """True if the running aggregates are over the last `FRAME` records of a key."""
         return self.seed % 3 != 0
+
+    @property
+    def has_calls(self) -> bool:
+        """True if a service answers each record before the work."""
+        return self.seed % 11 in (4, 5)
 
     @property
     def has_ranks(self) -> bool:
@@ -181,6 +189,11 @@ class Program:
             ]
         if self.seed % 7 == 5:
             streams = [_look_up(stream) for stream in streams]
+        if self.has_calls:
+            streams = [
+                stream.async_map(answer, uid=f"calls-{number}", capacity=CALLS_MAX)
+                for number, stream in enumerate(streams)
+            ]
         if self.is_union:
             streams = [streams[0].union(*streams[1:])]
         results = self._result_of(streams, version)

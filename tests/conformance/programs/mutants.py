@@ -4,7 +4,7 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -20,6 +20,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint
 from onceflow.core.protocol.watermarks import NO_WATERMARK, SplitWatermarks, WatermarkMerge
 from onceflow.core.runtime.dataflow import result_rows, user_functions
+from onceflow.core.runtime.dataflow.async_operator import AsyncOperator
 from onceflow.core.runtime.dataflow.operators import RunningOperator
 from onceflow.core.runtime.dataflow.restored_event_time import EVENT_TIME
 from onceflow.core.runtime.dataflow.result_rows import ResultRows
@@ -226,6 +227,15 @@ def never_wake_for_the_clock() -> AbstractContextManager[Any]:
     return patch.multiple(WindowAggregator, due_in_s=None, flush=RunningOperator.flush)
 
 
+def lose_records_of_calls() -> AbstractContextManager[Any]:
+    """Leave the records whose calls have not ended out of checkpoints."""
+
+    def lose(_: AsyncOperator) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
+    return patch.object(AsyncOperator, "_rows_in_flight", lose)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A fix that is undone, and a program that finds it."""
@@ -254,4 +264,5 @@ MUTANTS = (
     Mutant(keep_what_has_expired, 14),
     Mutant(forget_new_columns, 9, raises=UserFunctionError),
     Mutant(never_wake_for_the_clock, 23),
+    Mutant(lose_records_of_calls, 5),
 )
