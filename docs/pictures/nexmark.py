@@ -1,6 +1,7 @@
 """Nexmark in the documents: the chart, the table of results, and the code of the queries.
 
-nexmark.json is what `python -m benchmarks.nexmark --json` has printed.
+nexmark.json is the output of `python -m benchmarks.nexmark --json`, and nexmark-flink.json that of
+`python -m benchmarks.nexmark --beside flink --json`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypedDict
 from docs.pictures.drawing import Box, Picture
 
 DATA = Path(__file__).with_name("nexmark.json")
+FLINK_DATA = Path(__file__).with_name("nexmark-flink.json")
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "nexmark-queries.md"
 QUERIES = Path(__file__).resolve().parents[2] / "benchmarks" / "nexmark" / "queries.py"
 PUBLISHED = (
@@ -25,9 +27,10 @@ PUBLISHED = (
 
 _PART = re.compile(r"^<!-- nexmark: (\w+) -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL)
 _WIDTH = 960
-_LEFT = 90
+_LEFT = 70
 _BARS_WIDTH = 620
-_PITCH = 22
+_BAR = 13
+_PITCH = 38
 _TOP = 74
 
 
@@ -39,11 +42,43 @@ class _Query(TypedDict):
     state_bytes: int
 
 
+class _Spread(TypedDict):
+    median: float
+    min: float
+    max: float
+    runs: int
+
+
+class _Runs(TypedDict):
+    cpu_s_per_million: _Spread
+    events_per_second: _Spread
+
+
+class _Turns(TypedDict):
+    query: str
+    difference: str
+    flink_difference: str | None
+    ours: _Runs
+    flink: _Runs
+    ratio: _Spread
+
+
 class _File(TypedDict):
     date: str
     events: int
     load_average: list[float]
     queries: list[_Query]
+
+
+class _FlinkFile(TypedDict):
+    date: str
+    events: int
+    flink: str
+    load_average: list[float]
+    load_average_end: list[float]
+    runs: int
+    warm_up_cpu_s: float
+    queries: list[_Turns]
 
 
 def read_results() -> _File:
@@ -52,26 +87,44 @@ def read_results() -> _File:
     return results
 
 
+def read_flink_results() -> _FlinkFile:
+    """Return the measured results of both engines."""
+    results: _FlinkFile = json.loads(FLINK_DATA.read_text(encoding="utf-8"))
+    return results
+
+
 def draw_results() -> Picture:
-    """Draw the processor time of each query."""
-    results = read_results()
-    queries = results["queries"]
-    title = f"Nexmark: processor time of a million events, {results['events']:,} events"
-    words = " ".join(f"{one['query']}: {one['cpu_s_per_million']:.2f} s." for one in queries)
+    """Draw the processor time of each query in both engines."""
+    results = read_flink_results()
+    queries = sorted(results["queries"], key=lambda turns: int(turns["query"][1:]))
+    title = f"Nexmark: processor time of a million events, onceflow and Flink {results['flink']}"
+    words = " ".join(
+        f"{turns['query']}: onceflow {_cpu_s(turns['ours']):.2f} s,"
+        f" Flink {_cpu_s(turns['flink']):.2f} s."
+        for turns in queries
+    )
     picture = Picture(title, words, _WIDTH, _TOP + _PITCH * len(queries) + 40)
     picture.text(24, 34, title, size=16, bold=True)
     picture.text(24, 58, "seconds of one core; a shorter bar is better", muted=True)
-    scale = _BARS_WIDTH / max(one["cpu_s_per_million"] for one in queries)
-    for number, one in enumerate(queries):
+    longest = max(_cpu_s(runs) for turns in queries for runs in (turns["ours"], turns["flink"]))
+    for number, turns in enumerate(queries):
         top = _TOP + number * _PITCH
-        width = round(one["cpu_s_per_million"] * scale, 1)
-        picture.text(24, top + 13, one["query"])
-        label = f"{one['cpu_s_per_million']:.2f} s, {one['events_per_second']:,} events/s"
-        picture.text(_LEFT + width + 8, top + 13, label, size=12)
-        picture.bar(Box(_LEFT, top, width, 17), filled=True)
-    note = f"Measured on 2 virtual cores that other programs used, {results['date']}."
+        picture.text(24, top + 18, turns["query"])
+        for line, (name, runs) in enumerate(
+            (("onceflow", turns["ours"]), ("Flink", turns["flink"]))
+        ):
+            width = round(_cpu_s(runs) * _BARS_WIDTH / longest, 1)
+            bar_top = top + line * (_BAR + 2)
+            label = f"{name} {_cpu_s(runs):.2f} s"
+            picture.text(_LEFT + width + 8, bar_top + 11, label, size=12)
+            picture.bar(Box(_LEFT, bar_top, width, _BAR), filled=name == "onceflow")
+    note = f"{results['events']:,} events, one slot, heap, exactly once, {results['date']}."
     picture.text(24, picture.height - 14, note, size=12, muted=True)
     return picture
+
+
+def _cpu_s(runs: _Runs) -> float:
+    return runs["cpu_s_per_million"]["median"]
 
 
 def fill_page(page: str) -> str:
@@ -84,22 +137,48 @@ def fill_page(page: str) -> str:
 
 def _make_table() -> str:
     columns = (
-        *("query", "CPU s a million events", "events/s", "largest checkpoint"),
-        *("thousand events a second and core", "Flink's, as published"),
+        *("query", "CPU s a million events", "Flink's", "ours / Flink"),
+        *("generated events: CPU s a million", "events/s", "largest checkpoint"),
+        "Flink, published: thousand events a second and core",
     )
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for one in read_results()["queries"]:
-        published = PUBLISHED[int(one["query"][1:])]
+    turns_of = {turns["query"]: turns for turns in read_flink_results()["queries"]}
+    for result in read_results()["queries"]:
+        published = PUBLISHED[int(result["query"][1:])]
         cells = (
-            one["query"],
-            f"{one['cpu_s_per_million']:.2f}",
-            f"{one['events_per_second']:,}",
-            f"{one['state_bytes'] / 1e6:.1f} MB",
-            f"{1_000 / one['cpu_s_per_million']:,.0f}",
+            result["query"],
+            *_make_turns(turns_of.get(result["query"])),
+            f"{result['cpu_s_per_million']:.2f}",
+            f"{result['events_per_second']:,}",
+            f"{result['state_bytes'] / 1e6:.1f} MB",
             "–" if published is None else f"{published:g}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_describe_turns()]) + "\n"
+
+
+def _describe_turns() -> tuple[str, str]:
+    """Return the conditions of the comparison with Flink, in two lines."""
+    results = read_flink_results()
+    loads = f"{results['load_average'][0]:g} at the start and {results['load_average_end'][0]:g}"
+    facts = (
+        f"Beside Flink {results['flink']}: {results['events']:,} events, turns: {results['runs']},"
+        f" CPU seconds of warm-up for each query: {results['warm_up_cpu_s']:g}."
+    )
+    return facts, f"Measured on {results['date']}. The load average was {loads} at the end."
+
+
+def _make_turns(turns: _Turns | None) -> tuple[str, str, str]:
+    """Return the cells of both engines. Flink SQL cannot run one query."""
+    if turns is None:
+        return "–", "–", "–"
+    ratio = turns["ratio"]
+    spread = f" ({ratio['min']:.2f} to {ratio['max']:.2f})" if ratio["runs"] > 1 else ""
+    return (
+        f"{_cpu_s(turns['ours']):.2f}",
+        f"{_cpu_s(turns['flink']):.2f}",
+        f"**{ratio['median']:.2f}**{spread}",
+    )
 
 
 def _make_code() -> str:

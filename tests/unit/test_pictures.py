@@ -56,6 +56,9 @@ def test_the_page_on_nexmark_has_the_figures_and_the_queries_that_run() -> None:
     assert page.count("\n<!-- nexmark: ") == 2
     assert nexmark.fill_page(page) == page
     assert all(one["difference"] == "" for one in nexmark.read_results()["queries"])
+    turns = nexmark.read_flink_results()["queries"]
+    assert {one["difference"] for one in turns} == {""}
+    assert [one["query"] for one in turns if one["flink_difference"] != ""] in ([], ["q12"])
 
 
 def test_a_text_that_leaves_its_box_or_the_picture_is_refused() -> None:
