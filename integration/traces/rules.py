@@ -44,17 +44,21 @@ class BrokenRule:
         return "\n".join([f"{self.rule} ({self.log})", *head, *shown, f"> {self.event}"])
 
 
-def check_trace(trace: Trace) -> Sequence[BrokenRule]:
-    """Return the rules that `trace` breaks: the first one of each decision log."""
+def check_trace(trace: Trace, *, are_targets_put_back: bool = False) -> Sequence[BrokenRule]:
+    """Return the rules that `trace` breaks: the first one of each decision log.
+
+    Give `are_targets_put_back` if targets were restored from a backup: a transaction may then be
+    committed once more.
+    """
     return [
         broken
         for log, of_log in split_by_log(trace).items()
-        if (broken := _find_broken(log, of_log))
+        if (broken := _find_broken(log, of_log, Rules(are_targets_put_back)))
     ]
 
 
-def _find_broken(log: str, trace: Trace) -> BrokenRule | None:
-    ordered, rules = order_events(trace), Rules()
+def _find_broken(log: str, trace: Trace, rules: Rules) -> BrokenRule | None:
+    ordered = order_events(trace)
     for position, event in enumerate(ordered.events):
         for rule in rules.take(event):
             return BrokenRule(rule, log, event, ordered.events[:position])
@@ -112,6 +116,8 @@ class _Process:
 class Rules:
     """The state of the rules after some events. `take` returns what the next event breaks."""
 
+    are_targets_put_back: bool = False
+    """True if targets were restored from a backup, or if a start from a savepoint went back."""
     attempts: dict[int, _Attempt] = field(default_factory=dict[int, _Attempt])
     decisions: dict[_Checkpoint, _Decision] = field(default_factory=dict[_Checkpoint, _Decision])
     processes: dict[str, _Process] = field(default_factory=dict[str, _Process])
@@ -120,8 +126,6 @@ class Rules:
     )
     rolled_back: set[TransactionId] = field(default_factory=set[TransactionId])
     outcomes: dict[TransactionId, list[str]] = field(default_factory=dict[TransactionId, list[str]])
-    has_rewound: bool = False
-    """True if a start from a savepoint has gone back. The user may have put targets back, too."""
     returned: set[TransactionId] = field(default_factory=set[TransactionId])
     aborted: set[_Checkpoint] = field(default_factory=set[_Checkpoint])
     saved: set[_Checkpoint] = field(default_factory=set[_Checkpoint])
@@ -169,7 +173,7 @@ class Rules:
     def end(self) -> Iterator[str]:
         """Yield the rules that the trace as a whole breaks."""
         for transaction, outcomes in self.outcomes.items():
-            is_put_back = self.has_rewound or transaction in self.returned
+            is_put_back = self.are_targets_put_back or transaction in self.returned
             if outcomes.count("Committed") > 1 and not is_put_back:
                 yield f"two commits of {transaction} have made its rows visible"
         last = self.attempts[max(self.attempts)] if self.attempts else None
@@ -246,7 +250,7 @@ class Rules:
         for (by, number), decision in self.decisions.items():
             if by < event.attempt and number > event.checkpoint:
                 decision.is_revoked = True
-        self.has_rewound = True
+        self.are_targets_put_back = True
         if (attempt := self.attempts.get(event.attempt)) is not None:
             attempt.has_rewound = True
         yield from ()

@@ -36,7 +36,7 @@ from onceflow.core.protocol.checkpoints.decisions import CheckpointKind
 from onceflow.integration.traces.events import TracedStep, decode_event
 from onceflow.integration.traces.rules import check_trace
 
-STEPS_MAX = 70_000
+STEPS_MAX = 100_000
 ANSWER_MAX_S = 900.0
 """The time that the user waits for an answer to a request."""
 ASK_AGAIN_S = 5.0
@@ -143,7 +143,7 @@ class World:
         trace: defaultdict[str, list[TracedStep]] = defaultdict(list)
         for process, line in self.run.steps_of_protocol:
             trace[process].append(decode_event(process, line))
-        for broken in check_trace(trace):
+        for broken in check_trace(trace, are_targets_put_back=self.outcome.put_back > 0):
             raise Violation(str(broken))
 
     # --- runs -----------------------------------------------------------------------------------
