@@ -49,7 +49,8 @@ def _parse() -> argparse.Namespace:
         prog="script/chaos",
         description="Runs whole jobs on real servers under random faults, and compares every sink"
         " with a model of the input. Exit status 0: all were exact, and every kind has struck."
-        " 3: the same, but kinds that cannot run here were left out. 1: all other cases.",
+        " 3: the same, but kinds that cannot run here were left out. 4: all were exact, but a kind"
+        " never struck. 1: all other cases.",
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument(

@@ -11,6 +11,7 @@ from tests.chaos.run import Outcome
 from tests.chaos.schedule import REACHABLE_POINTS, FaultKind
 
 _NOT_RUN_STATUS = 3
+_MISSED_STATUS = 4
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; }
@@ -71,9 +72,11 @@ class ChaosReport:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the command: 3 if all is well, but a kind cannot run here."""
-        if not self.is_ok:
+        """The exit status of the command, which its help describes."""
+        if self.failed_outcomes or not self.outcomes:
             return 1
+        if self.missed_kinds:
+            return _MISSED_STATUS
         return _NOT_RUN_STATUS if self.not_run else 0
 
     def repeat_command(self, outcome: Outcome) -> str:

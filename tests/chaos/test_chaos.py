@@ -118,7 +118,8 @@ def test_kind_that_cannot_run_here_is_named_and_has_a_status_of_its_own() -> Non
     whole = ChaosReport((outcome,), (FaultKind.SLOTS,), 7, 1.0, {})
     part = replace(whole, not_run={FaultKind.DISK: "mounting needs root"})
     red = replace(part, outcomes=(replace(outcome, failure="it hangs"),))
-    assert [report.exit_status for report in (whole, part, red)] == [0, 3, 1]
+    missed = replace(part, kinds=(FaultKind.SLOTS, FaultKind.DRIVER))
+    assert [report.exit_status for report in (whole, part, red, missed)] == [0, 3, 1, 4]
     assert "NOT RUN: disk: mounting needs root" in summarize(part)
     assert "mounting needs root" in to_html(part)
     assert to_json(part)["not_run"] == {"disk": "mounting needs root"}
