@@ -268,8 +268,7 @@ class Session(ABC):
     """A connection in autocommit mode on which every wait has a timeout. Used by one thread.
 
     All methods raise only `SqlError` and no errors of the driver. After `ConnectionLost` the
-    session is closed. Values are part of a
-    statement's text, as literals of the dialect.
+    session is closed. Values are part of a statement's text, as literals of the dialect.
     """
 
     @property
