@@ -43,6 +43,7 @@ from onceflow.core.crash_points import DEATHS_VARIABLE, VARIABLE
 from onceflow.core.decoding import json_decoder
 from onceflow.core.runtime.cluster.local_processes import fork_own_host
 from onceflow.core.spi import Sink
+from onceflow.core.traces import VARIABLE as TRACES_VARIABLE
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink
 from onceflow.sources import KafkaSource
@@ -60,11 +61,12 @@ _FOR_EXECUTORS = {
     "PYTHONPATH",
     VARIABLE,
     DEATHS_VARIABLE,
+    TRACES_VARIABLE,
     "LD_PRELOAD",
     "CHAOS_CLOCKS",
     "CHAOS_FAILING_DISK",
 }
-"""The variables that faults of slots need."""
+"""The variables that the faults and the traces of slots need."""
 _STOP_TIMEOUT_S = 60.0
 
 
