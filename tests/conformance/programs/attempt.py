@@ -54,6 +54,7 @@ from onceflow.core.runtime.driver.restore import assign_state
 from onceflow.core.runtime.slot.chain_builder import ChainBuilder
 from onceflow.core.settings.pipeline_settings import Delivery
 from onceflow.core.state import StateBackend
+from onceflow.core.traces import NO_TRACE, Trace
 
 MAX_PARALLELISM = 16
 STEPS_MAX = 20_000
@@ -98,6 +99,7 @@ class _Context:
     storage: _Storage
     scratch: _Scratch
     post: Callable[[SubtaskReport], None]
+    trace: Trace = NO_TRACE
     closing: threading.Event = field(default_factory=threading.Event)
 
     def beside(self, work: Callable[[], None]) -> None:

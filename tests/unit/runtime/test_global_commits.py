@@ -30,6 +30,7 @@ from onceflow.core.protocol.loops.attempt_facts import GlobalCommitEnded
 from onceflow.core.runtime.driver.global_commits import GlobalCommits
 from onceflow.core.runtime.events.job_events import CommitRefused
 from onceflow.core.spi import CommittedBy, GlobalCommitter, Sink
+from onceflow.core.traces import NO_TRACE
 
 _ATTEMPT = AttemptId(3)
 _RESTORED = CheckpointId(4)
@@ -98,6 +99,7 @@ class _Driver:
             restored=_decide(_RESTORED),
             recovery=SimpleNamespace(global_committers=lambda: iter(sinks)),
             publish=self.refusals.put,
+            log=SimpleNamespace(trace=NO_TRACE),
         )
         self.commits = GlobalCommits(context, self.told.put)
 
