@@ -74,6 +74,8 @@ def _needs(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Iterator[
         case "deciding" | "saving" if ("triggered", attempt, event.checkpoint) in seen:
             for subtask in event.facts["subtasks"]:
                 yield "acked", attempt, event.checkpoint, subtask
+        case _:
+            return
 
 
 def _provides(event: TracedStep) -> Iterator[_Cause]:
@@ -83,3 +85,5 @@ def _provides(event: TracedStep) -> Iterator[_Cause]:
             yield event.step, attempt, event.checkpoint
         case "acked":
             yield "acked", attempt, event.checkpoint, event.facts["subtask"]
+        case _:
+            return

@@ -134,6 +134,23 @@ class TableCopy:
         self.copied = copied
 
 
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A part of a range that is read in one transaction."""
+
+    copy: TableCopy
+    at: int
+    """The number of the range."""
+    snapshot: str
+    lsn: int
+    """A position in the WAL behind every transaction that the snapshot sees."""
+
+    @property
+    def range_end(self) -> Key | None:
+        """The upper key of the range; None if it ends with the table."""
+        return self.copy.copied.ranges[self.at].upper
+
+
 class CopyThreads:
     """Threads that read tables from where their copies end."""
 
@@ -309,9 +326,13 @@ class CopyThreads:
         if is_ahead_of_disk:
             self._flush(parse_lsn(lsn))
         self._require_columns(session, copy.table)
-        self._read_rows(session, copy, at, str(snapshot), parse_lsn(lsn))
+        chunk = _Chunk(copy, at, str(snapshot), parse_lsn(lsn))
+        rows, is_last = self._read_rows(session, chunk)
         if self._settings.follows:
+            # Before the last rows: with a full queue, the table would stay locked against ALTER.
             session.commit()
+        if len(rows) or is_last:
+            self._pass_on(chunk, rows, is_last=is_last)
 
     def _flush(self, lsn: int) -> None:
         """Wait until the server has its WAL before `lsn` on its disk.
@@ -346,27 +367,15 @@ class CopyThreads:
                 f" cannot continue with the rows that were copied before. {self._copy_anew}"
             )
 
-    def _read_rows(
-        self, session: PostgresSession, copy: TableCopy, at: int, snapshot: str, lsn: int
-    ) -> None:
-        table, chunk_rows = copy.table, self._settings.chunk_rows
-        batch_rows = self._settings.batch_rows
-        end = copy.copied.ranges[at].upper
-        statement = select_chunk(table, copy.copied.lower(at), end, chunk_rows)
+    def _read_rows(self, session: PostgresSession, chunk: _Chunk) -> tuple[RowBuffer, bool]:
+        """Pass on the rows of `chunk` but the last ones.
 
-        def pass_on(rows: RowBuffer, *, is_last: bool) -> None:
-            columns = split_rows(table, rows) if len(rows) else ()
-            if is_last:
-                upper = end
-            elif table.has_chunks:
-                upper = key_of(table, [column[-1] for column in columns], copy_anew=self._copy_anew)
-            else:
-                upper = UNORDERED
-            built = self._builders[table.oid].build_copied(columns, len(rows)) if columns else None
-            with self._lock:
-                copy.copied = copy.copied.extend(at, upper, snapshot, lsn, len(rows))
-                self._put(CopiedRows(table.oid, built, copy.copied))
-
+        Returns:
+            The last rows, and True if the range ends with them.
+        """
+        table, chunk_rows = chunk.copy.table, self._settings.chunk_rows
+        batch_rows, copied = self._settings.batch_rows, chunk.copy.copied
+        statement = select_chunk(table, copied.lower(chunk.at), chunk.range_end, chunk_rows)
         count = 0
         batch = RowBuffer()
         for rows in read_rows(session.copy_out(statement, batch_rows)):
@@ -375,13 +384,26 @@ class CopyThreads:
             if len(batch) + len(rows) <= batch_rows and not is_large:
                 batch = batch.join(rows)
             else:
-                pass_on(batch, is_last=False)
+                self._pass_on(chunk, batch, is_last=False)
                 batch = rows
             if self._closed.is_set():
-                return
-        is_last = not table.has_small_chunks or count < chunk_rows
-        if len(batch) or is_last:
-            pass_on(batch, is_last=is_last)
+                return RowBuffer(), False
+        return batch, not table.has_small_chunks or count < chunk_rows
+
+    def _pass_on(self, chunk: _Chunk, rows: RowBuffer, *, is_last: bool) -> None:
+        """Queue `rows` of `chunk`. `is_last` is True if the range ends with them."""
+        copy, table = chunk.copy, chunk.copy.table
+        columns = split_rows(table, rows) if len(rows) else ()
+        if is_last:
+            upper = chunk.range_end
+        elif table.has_chunks:
+            upper = key_of(table, [column[-1] for column in columns], copy_anew=self._copy_anew)
+        else:
+            upper = UNORDERED
+        built = self._builders[table.oid].build_copied(columns, len(rows)) if columns else None
+        with self._lock:
+            copy.copied = copy.copied.extend(chunk.at, upper, chunk.snapshot, chunk.lsn, len(rows))
+            self._put(CopiedRows(table.oid, built, copy.copied))
 
 
 def find_columns(session: PostgresSession, table: SourceTable) -> Mapping[str, int]:

@@ -77,7 +77,7 @@ def _fetch_programs() -> None:
 class Machine:
     """The kinds of faults that cannot run here, and the libraries for those that can."""
 
-    missing: Mapping[FaultKind, str] = field(default_factory=dict)
+    missing: Mapping[FaultKind, str] = field(default_factory=dict[FaultKind, str])
     """The reason for each kind that cannot run here."""
     libraries: tuple[Path, ...] = ()
     """The libraries for disks that fail and for clocks that jump. Empty without a C compiler."""

@@ -35,7 +35,7 @@ class ChaosReport:
     seconds: float
     logs: dict[int, str]
     """The directory with the logs of each red schedule, by its seed."""
-    not_run: Mapping[FaultKind, str] = field(default_factory=dict)
+    not_run: Mapping[FaultKind, str] = field(default_factory=dict[FaultKind, str])
     """The reason for each kind that was asked for and cannot run here."""
     remarks: tuple[str, ...] = ()
     """The variants of faults that this machine lacks."""

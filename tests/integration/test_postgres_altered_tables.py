@@ -18,6 +18,7 @@ from tests.integration.postgres_changes_kit import (
     read_to_error,
     source_of,
 )
+from tests.support.waiting import await_true
 
 from onceflow.core.errors import BadRecord, ConfigError, OffsetOutOfRange
 from onceflow.core.spi import Split
@@ -496,6 +497,12 @@ def _create_rows(database: psycopg.Connection[TupleRow], is_partitioned: bool) -
     database.execute("INSERT INTO t VALUES (1, 'a', 1.2345)")
 
 
+_ALL_ARE_IDLE = """
+    SELECT bool_and(state = 'idle' AND clock_timestamp() - state_change > '0.3 s')
+    FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+"""
+
+
 def test_values_that_change_during_the_copy_end_it(
     server: EmbeddedPostgres, database: psycopg.Connection[TupleRow]
 ) -> None:
@@ -504,7 +511,9 @@ def test_values_that_change_during_the_copy_end_it(
     source = source_of(server, chunk_rows=1, batch_rows=1, copy_parallelism=1)
     with contextlib.closing(source.reader(source.splits(), CONTEXT)) as reader:
         read_rows(reader, 1)
-        database.execute("ALTER TABLE t DROP v, ADD v text")
+        # The table is not locked while the copy waits for the reader to take rows.
+        await_true(lambda: database.execute(_ALL_ARE_IDLE).fetchone() == (True,))
+        database.execute("SET lock_timeout = '20s'; ALTER TABLE t DROP v, ADD v text")
         with pytest.raises(BadRecord, match=r"from before and after it\. Drop the slot"):
             read_to_error(reader)
 

@@ -374,6 +374,7 @@ def test_upserts_into_a_table_with_a_rule_are_refused_at_the_start(
         "CREATE TABLE t (id bigint PRIMARY KEY, amount bigint)",
         f'CREATE RULE "a rule" AS ON {event} TO t DO ALSO NOTHING',
     )
+    advice = ""
     for attempt, write_mode in enumerate(("upsert", "ignore"), 1):
         sink = sink_of(postgres_database, write_mode=write_mode, primary_key=("id",))
         with (
@@ -381,7 +382,8 @@ def test_upserts_into_a_table_with_a_rule_are_refused_at_the_start(
             pytest.raises(errors.ConfigError, match="rule a rule the server refuses") as failure,
         ):
             job.check(attempt)
-    query(postgres_database, str(failure.value).rpartition("run: ")[2])
+        advice = str(failure.value).rpartition("run: ")[2]
+    query(postgres_database, advice)
     sink = sink_of(postgres_database, write_mode="ignore", primary_key=("id",))
     with Job(sink, schema=SCHEMA, staging=staging) as job:
         committable = job.check(3).prepare(1, _ROWS, attempt=3)
