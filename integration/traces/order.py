@@ -60,30 +60,24 @@ def _missing(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Sequenc
     return [cause for cause in _needs(event, seen, claimed) if cause not in seen]
 
 
+_CAUSES = {"restored": "deployed", "acked": "triggered", "heard": "completed"}
+"""The step with the same checkpoint that comes before a step, by the later one."""
+_NAMED_BY_CHECKPOINT = {"deciding", "deployed", "triggered", "completed"}
+
+
 def _needs(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Iterator[_Cause]:
     attempt = event.attempt
-    match event.step:
-        case "claimed" if event.facts["by"] in claimed:
-            yield "deciding", event.facts["by"], event.checkpoint
-        case "restored":
-            yield "deployed", attempt, event.checkpoint
-        case "acked":
-            yield "triggered", attempt, event.checkpoint
-        case "heard":
-            yield "completed", attempt, event.checkpoint
-        case "deciding" | "saving" if ("triggered", attempt, event.checkpoint) in seen:
-            for subtask in event.facts["subtasks"]:
-                yield "acked", attempt, event.checkpoint, subtask
-        case _:
-            return
+    if event.step in _CAUSES:
+        yield _CAUSES[event.step], attempt, event.checkpoint
+    elif event.step == "claimed" and event.facts["by"] in claimed:
+        yield "deciding", event.facts["by"], event.checkpoint
+    elif event.step in {"deciding", "saving"} and ("triggered", attempt, event.checkpoint) in seen:
+        for subtask in event.facts["subtasks"]:
+            yield "acked", attempt, event.checkpoint, subtask
 
 
 def _provides(event: TracedStep) -> Iterator[_Cause]:
-    attempt = event.attempt
-    match event.step:
-        case "deciding" | "deployed" | "triggered" | "completed":
-            yield event.step, attempt, event.checkpoint
-        case "acked":
-            yield "acked", attempt, event.checkpoint, event.facts["subtask"]
-        case _:
-            return
+    if event.step in _NAMED_BY_CHECKPOINT:
+        yield event.step, event.attempt, event.checkpoint
+    elif event.step == "acked":
+        yield "acked", event.attempt, event.checkpoint, event.facts["subtask"]
