@@ -134,6 +134,8 @@ _DEFAULTS: dict[str, str] = {
 _APPLICATION_NAME_LENGTH_MAX = 63
 _WRITER_NAME = re.compile(rf"onceflow ([A-Za-z0-9_.-]{{1,{SINK_ID_LENGTH_MAX}}})/(\d+)/\d+ writer")
 _SCHEME = re.compile(r"(jdbc:)?[a-z0-9]+(\+[a-z0-9]+)?")
+_UTF8_NAMES = frozenset({"utf8", "unicode"})
+"""The names of UTF-8 as the server compares them: without upper case, hyphens and underscores."""
 # Of a login, a database, a right, a parameter, its value, the time at which it may be set.
 # Source: PostgreSQL 18, appendix A.
 _WRONG_SETTING_STATES = re.compile(r"28|3D000|42501|42704|42601|22023|55P02")
@@ -612,6 +614,7 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEnd
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     parameters = _from_sqlalchemy(url) if "+" in scheme else _from_libpq(url)
+    _drop_encoding(parameters)
     if access.user is not None:
         parameters["user"] = access.user
     if access.password is not None:
@@ -622,6 +625,20 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEnd
         access.statement_timeout_s,
         lock_timeout_s,
     )
+
+
+def _drop_encoding(parameters: dict[str, str]) -> None:
+    """Remove the client's encoding, which is always UTF-8.
+
+    Raises:
+        ConfigError: It is another one: the server would read the texts of all rows in it.
+    """
+    encoding = parameters.pop("client_encoding", "utf8")
+    if re.sub("[^a-z0-9]", "", encoding.lower()) not in _UTF8_NAMES:
+        raise ConfigError(
+            f"url has client_encoding={encoding}: texts are sent and read in UTF-8 only, and the"
+            " server converts them to the encoding of its database; leave it out"
+        )
 
 
 def _from_libpq(url: str) -> dict[str, str]:

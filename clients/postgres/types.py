@@ -57,8 +57,28 @@ _TEMPORAL = frozenset({"date", "timestamp", "timestamptz", "time", "interval"})
 # function, or depend on the session's settings. {fraction} stands for the digits of a second.
 _DAY, _TIME = r"\d{4,}-\d\d-\d\d", r"\d\d:\d\d:\d\d{fraction}"
 _ZONE = r"[+-]\d\d(:\d\d){0,2}"
-_YEARS, _MONTHS = r"(-?\d+ years? ?)", r"([+-]?\d+ mons? ?)"
-_DAYS, _CLOCK = r"([+-]?\d+ days? ?)", r"([+-]?\d+:\d\d:\d\d{fraction})"
+# Postgres writes a sign behind a negative part. Under IntervalStyle = sql_standard, the server
+# applies a leading minus to all parts if no other part has a sign.
+_YEARS, _MONTHS, _DAYS = r"\d+ years? ?", r"\d+ mons? ?", r"\d+ days? ?"
+_CLOCK = r"\d+:\d\d:\d\d{fraction}"
+_PARTS = (_YEARS, _MONTHS, _DAYS, _CLOCK)
+
+
+def _interval_pattern() -> str:
+    """Return the pattern of an interval. Each branch begins with another part or sign."""
+    branches = ["-?infinity"]
+    for at, first in enumerate(_PARTS):
+        later = _PARTS[at + 1 :]
+        optional = "".join(f"([+-]?{part})?" for part in later)
+        behind_minus = "|".join(
+            rf"[+-]{part}" + "".join(f"([+-]?{each})?" for each in later[number + 1 :])
+            for number, part in enumerate(later)
+        )
+        branches.append(rf"\+?{first}{optional}")
+        branches.append(f"-{first}({behind_minus})?" if later else f"-{first}")
+    return "|".join(branches)
+
+
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
         "date": rf"{_DAY}( BC)?|-?infinity",
@@ -66,9 +86,7 @@ _PATTERNS: Mapping[str, str] = MappingProxyType(
         "timestamptz": rf"{_DAY} {_TIME}{_ZONE}( BC)?|-?infinity",
         "time": _TIME,
         "timetz": _TIME + _ZONE,
-        # Each branch begins with another part, so that none of them matches an empty text.
-        "interval": rf"{_YEARS}{_MONTHS}?{_DAYS}?{_CLOCK}?|{_MONTHS}{_DAYS}?{_CLOCK}?"
-        rf"|{_DAYS}{_CLOCK}?|{_CLOCK}|-?infinity",
+        "interval": _interval_pattern(),
         "money": r"-?\$\d{1,3}(,\d{3})*\.\d\d",
         "char": r"[\x01-\x7f]?|\\[0-7]{3}",
         "name": r"[\x01-\x7f]{0,63}",

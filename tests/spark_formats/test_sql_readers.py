@@ -252,6 +252,38 @@ def test_types_of_postgres_alone_are_read_by_their_own_or_as_text(postgres: Data
     }
 
 
+_STYLED: dict[str, tuple[str, str]] = {
+    "span": ("interval", "-1 years +2 days -03:04:05"),
+    "spot": ("point", "(0.30000000000000004,1e-17)"),
+    "stay": ("tstzrange", '["2026-03-08 06:30:00+00","2026-03-08 07:30:00+00")'),
+    "days": ("daterange", "[2026-01-02,2026-02-01)"),
+    "pair": ("pair", '(0.30000000000000004,"2026-01-02 03:04:05")'),
+}
+"""Types whose texts depend on settings of the session, and values as Postgres writes them."""
+
+
+def test_texts_of_postgres_do_not_depend_on_the_settings_of_the_database(
+    postgres: Database,
+) -> None:
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in _STYLED.items())
+    values = ", ".join(f"'{value}'" for _, value in _STYLED.values())
+    database = urlsplit(postgres.url).path[1:]
+    postgres.execute(
+        "CREATE TYPE pair AS (x float8, at timestamp)",
+        f"CREATE TABLE styled (id int, {columns})",
+        f"INSERT INTO styled VALUES (1, {values})",
+        f"ALTER DATABASE \"{database}\" SET datestyle = 'SQL, DMY'",
+        f'ALTER DATABASE "{database}" SET intervalstyle = sql_standard',
+        f'ALTER DATABASE "{database}" SET extra_float_digits = -10',
+    )
+    expected = {name: value for name, (_, value) in _STYLED.items()}
+    for source in (postgres.source("styled"), postgres.query("SELECT * FROM styled")):
+        assert Read(source).rows() == [{"id": 1, **expected}]
+    # The order of days and months in the text of a query stays that of the database.
+    read = Read(postgres.query("SELECT 1 AS id, '01/02/2026'::date AS day"))
+    assert read.rows() == [{"id": 1, "day": dt.date(2026, 2, 1)}]
+
+
 _OWN_OF_MYSQL: dict[str, tuple[str, str, object]] = {
     "i8": ("tinyint unsigned", "255", 255),
     "i64": ("bigint unsigned", "18446744073709551615", Decimal(2**64 - 1)),

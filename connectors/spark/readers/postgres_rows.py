@@ -71,7 +71,9 @@ _DENIED = re.compile(
 )
 _LOST_SHAPE = "has an array of several dimensions, or whose indexes do not begin at 1"
 _AS_THEY_ARE = frozenset({*_COMPARED, "bpchar", "bytea"})
-
+# The texts of values must not depend on the settings of the server, the database or the role. Only
+# the style of dates is set, because their order also decides what the text of a query means.
+_TEXT_FORM = ("DateStyle = ISO", "IntervalStyle = postgres", "extra_float_digits = 3")
 
 _PAGES = """
     SELECT coalesce(max(pg_catalog.pg_relation_size(c.oid)), 0)
@@ -142,6 +144,8 @@ class PostgresRows(RowSource):
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot:
                 cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+            for setting in _TEXT_FORM:
+                cursor.execute(f"SET LOCAL {setting}")
             cursor.adbc_statement.set_options(
                 **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
             )

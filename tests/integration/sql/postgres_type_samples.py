@@ -161,6 +161,8 @@ _MISFITS: Refused = [
             ("time", "10:00"),
             ("timetz(0)", "10:00:00.5+01"),
             ("interval", "1.5 months"),
+            ("interval", "-1 years 2 mons"),
+            ("interval", "-3 days 04:05:06"),
             ("money", "1.005"),
             ('"char"', "ab"),
             ("name", "x" * 64),

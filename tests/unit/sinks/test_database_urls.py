@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from onceflow.core.errors import ConfigError
 from onceflow.sinks import MySQLSink, PostgresSink
+from onceflow.sources import PostgresChanges, PostgresTable
 
 
 @pytest.mark.parametrize("driver", ["", "+pymysql"])
@@ -16,3 +20,26 @@ def test_the_database_of_a_mysql_url_is_percent_decoded(driver: str) -> None:
 def test_the_database_of_a_postgres_url_is_percent_decoded() -> None:
     sink = PostgresSink("postgresql://app@db.test/a%2Fb%3F%60?sslmode=require", table="t")
     assert "a/b?`" in str(sink.settings.endpoint)
+
+
+def _sink(url: str) -> object:
+    return PostgresSink(url, table="t")
+
+
+def _changes(url: str) -> object:
+    return PostgresChanges(url, table="t")
+
+
+def _lookups(url: str) -> object:
+    return PostgresTable(url, table="t")
+
+
+@pytest.mark.parametrize("make", [_sink, _changes, _lookups])
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+def test_an_encoding_that_would_change_every_text_is_refused(
+    scheme: str, make: Callable[[str], object]
+) -> None:
+    with pytest.raises(ConfigError, match="client_encoding=latin1: texts are .* UTF-8 only"):
+        make(f"{scheme}://app@db.test/bank?client_encoding=latin1")
+    for name in ("utf8", "UTF-8", "Unicode"):
+        make(f"{scheme}://app@db.test/bank?client_encoding={name}")
