@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, cast
@@ -19,6 +19,7 @@ from onceflow.core.logged_counts import gains_digit
 from onceflow.core.plan.functions import OutputTag, Record, SideOutput, StateAccess
 from onceflow.core.protocol.watermarks import WatermarkRule
 from onceflow.core.setting_values import seconds_of
+from onceflow.core.spi.bad_rows import quote_row
 from onceflow.core.state.keys.key_groups import nanoseconds_of
 
 
@@ -237,7 +238,7 @@ class LateRecords:
         if self._output is not None:
             self._output.emit(record)
         else:
-            self._leave_out(1, record, watermark)
+            self._leave_out(1, lambda: repr(record), watermark)
 
     def take_rows(self, rows: pa.RecordBatch, watermark: int) -> None:
         """Emit late records to the side output, or drop and count them."""
@@ -245,19 +246,19 @@ class LateRecords:
             for record in rows.to_pylist():
                 self._output.emit(record)
         else:
-            self._leave_out(len(rows), rows.slice(0, 1).to_pylist()[0], watermark)
+            self._leave_out(len(rows), lambda: quote_row(rows, 0), watermark)
 
-    def _leave_out(self, records: int, record: Record, watermark: int) -> None:
+    def _leave_out(self, records: int, describe_first: Callable[[], str], watermark: int) -> None:
         before = self._count
         self._count += records
         self._rejected.count_rejected(records)
         if gains_digit(before, self._count):
             _log.warning(
                 "%s has dropped late records, %d so far: event time is at %d ms, and %s; one of"
-                " them: %.300r",
+                " them: %.300s",
                 self._whose,
                 self._count,
                 watermark,
                 self._why,
-                record,
+                describe_first(),
             )

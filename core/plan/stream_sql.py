@@ -22,6 +22,7 @@ from onceflow.core.imports import naming_extras
 from onceflow.core.plan.function_arguments import advise_casts, check_arguments
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
+from onceflow.core.spi.bad_rows import quote_row
 
 _TABLE = "stream"
 _ROW_BY_ROW = frozenset({"EmptyRelation", "Filter", "Projection", "SubqueryAlias", "Unnest"})
@@ -95,7 +96,7 @@ class StreamSql:
             # The engine has turned an error of a user's function into text.
             if self._failures:
                 raise self._failures[0] from None
-            record = self._find_failing(rows).to_pylist()[0]
+            record = quote_row(self._find_failing(rows), 0)
             raise ValueError(f"sql({self.query!r}): {error}; at record {record}") from error
 
     def _find_failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:

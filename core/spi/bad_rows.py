@@ -244,6 +244,15 @@ def quote_value(column: pa.Array, row: int) -> str:
     return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}…"
 
 
+def quote_row(rows: pa.RecordBatch, row: int) -> str:
+    """Return the record at `row` as text for an error message, in the form of a dict."""
+    values = (
+        f"{name!r}: {quote_value(column, row)}"
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+    )
+    return f"{{{', '.join(values)}}}"
+
+
 def _encode(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return decoded `rows` in `schema`: with its dictionaries, run ends and extensions."""
     if rows.schema.equals(schema):

@@ -13,6 +13,7 @@ from onceflow.core.errors import BadRecord
 from onceflow.core.protocol.checkpoints.alignment import EndOfStream
 from onceflow.core.protocol.checkpoints.decisions import Barrier
 from onceflow.core.runtime.dataflow.channels import Batch, Element, OutputChannel
+from onceflow.core.spi.bad_rows import quote_row
 from onceflow.core.state import hash_keys, key_groups
 
 
@@ -150,7 +151,7 @@ class KeyGroupPartitioner(Partitioner):
                 first = column.is_null().index(True).as_py()
                 raise BadRecord(
                     f"key_by({name!r}): a record has {name} = null, so it belongs to no key:"
-                    f" {str(rows.slice(first, 1).to_pylist()[0])[:300]}; drop such records with"
+                    f" {quote_row(rows, first)[:300]}; drop such records with"
                     f" .filter(lambda r: r[{name!r}] is not None) before key_by"
                 )
         return rows

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from onceflow.core.errors import BadStateValue, ConfigError
+from onceflow.core.spi.bad_rows import quote_row
 from onceflow.core.state.aggregates.accumulator_shape import AccumulatorShape
 from onceflow.core.state.aggregates.kinds_of_totals import totals_of
 from onceflow.core.state.api import descriptors
@@ -204,7 +205,7 @@ def _read_not_null(batch: pa.RecordBatch, name: str) -> list[Any]:
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
         raise BadStateValue(
-            f"column {name!r} is null in a row: {batch.slice(row, 1).to_pylist()[0]!r:.300}; filter"
+            f"column {name!r} is null in a row: {quote_row(batch, row)[:300]}; filter"
             " such rows: a key without a value has no state"
         )
     return list(column.to_pylist())

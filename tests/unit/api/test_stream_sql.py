@@ -199,3 +199,10 @@ def test_a_decimal_with_more_digits_than_its_type_is_an_error(expression: str) -
     rows = pa.RecordBatch.from_pylist([{"a": Decimal("6" + "0" * 37)}], schema)
     with pytest.raises(OverflowError, match="column 'x' of the query's result leaves decimal128"):
         list(sql.apply(rows))
+
+
+def test_a_record_for_which_a_query_fails_is_told_though_python_has_not_its_date() -> None:
+    day = pa.array([6_000_000], pa.int32()).cast(pa.date32())
+    rows = pa.record_batch([pa.array([0]), day], names=["id", "day"])
+    with pytest.raises(ValueError, match="zero.*at record {'id': 0, 'day': 18397-06-11}"):
+        list(StreamSql("SELECT 10 / id AS share FROM stream", rows.schema).apply(rows))

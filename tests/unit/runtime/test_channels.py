@@ -186,6 +186,14 @@ def test_a_record_whose_key_is_null_is_told_by_column_and_record() -> None:
         edge.receive(Batch(rows))
 
 
+def test_a_record_whose_key_is_null_is_told_though_python_has_not_its_date() -> None:
+    day = pa.array([6_000_000], pa.int32()).cast(pa.date32())
+    rows = pa.record_batch([pa.array([None], pa.string()), day], names=["account", "day"])
+    edge = KeyGroupPartitioner(("account",), 128, [CollectedChannel()], rows.schema)
+    with pytest.raises(BadRecord, match=r"key_by\('account'\).*null.*'day': 18397-06-11"):
+        edge.receive(Batch(rows))
+
+
 def test_a_watermark_keeps_its_place_among_the_rows() -> None:
     gate, channels = opened(1, 9)
     schema = pa.schema([("account", pa.string())])
