@@ -3,33 +3,36 @@
 Python imports `sitecustomize` at its start. `local_workers` puts this directory on the path of the
 Python workers of a local master. Another `sitecustomize` on the path is run afterwards. Nothing
 here may fail: then a worker starts as it would without this file.
+
+Spark starts a dozen Python processes for a query, some of which only print a version. So this file
+imports only what every Python process has already.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+from importlib.machinery import PathFinder, SourceFileLoader
 
-_HERE = Path(__file__).resolve()
+_HERE = os.path.realpath(__file__)
 
 
 def _leave_zips() -> None:
-    spec = spec_from_file_location(
-        "_onceflow_unpacked_spark", _HERE.parents[1] / "unpacked_spark.py"
-    )
-    if spec is not None and spec.loader is not None:
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.leave_zips()
+    name = "_onceflow_unpacked_spark"
+    file = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "unpacked_spark.py")
+    module = type(sys)(name)
+    SourceFileLoader(name, file).exec_module(module)
+    module.leave_zips()
 
 
 def _run_next() -> None:
     """Run the `sitecustomize` that this one hides."""
-    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _HERE.parent]
+    directory = os.path.dirname(_HERE)
+    sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != directory]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)

@@ -81,6 +81,24 @@ def test_a_process_with_the_worker_path_leaves_the_zips_and_runs_the_next_sitecu
         assert ("pyspark.zip" in run.stdout) is expected
 
 
+def test_the_worker_path_costs_a_process_next_to_no_imports(tmp_path: Path) -> None:
+    """Spark starts a dozen such processes before the first rows of a query."""
+    program = "import sys; print(*sys.modules)"
+    without, with_path = (
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for path in (str(tmp_path), add_worker_path(str(tmp_path)))
+    )
+    added = {name.partition(".")[0] for name in set(with_path) - set(without)}
+    assert added <= {"sitecustomize", "__future__", "importlib", "warnings"}
+    assert "importlib.util" not in set(with_path) - set(without)
+
+
 class PathFormat(DataSource):
     """A format whose schema says whether its planner has Spark's zip on its path."""
 
