@@ -31,13 +31,15 @@ TraceStep: TypeAlias = Literal[
     # the decision log
     "claimed", "deciding", "decided", "fenced", "rewound",
     # the driver
-    "listed", "asked", "returned", "recovered", "swept", "deployed", "triggered", "completed",
-    "aborted", "saving", "ended",
+    "listed", "asked", "returned", "recovered", "sweeping", "swept", "deployed", "triggered",
+    "completed", "aborted", "saving", "ending", "ended",
     # a slot
     "restored", "restored_positions", "barrier", "read", "prepared", "acked", "heard",
     "acknowledged",
     # a committer, in either process
     "committing", "committed", "rolling_back", "rolled_back",
+    # the driver of a batch
+    "settled",
 ]  # fmt: skip
 
 _log = logging.getLogger("onceflow.traces")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from onceflow.integration.traces.events import Trace, TracedStep
 
 _Cause = tuple[object, ...]
-"""The step, the attempt, and the checkpoint and subtask if there are any."""
+"""The step, the attempt, and the checkpoint, subtask or transaction if there are any."""
 
 
 @dataclass(slots=True)
@@ -67,6 +67,8 @@ _NAMED_BY_CHECKPOINT = {"deciding", "deployed", "triggered", "completed"}
 
 def _needs(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Iterator[_Cause]:
     attempt = event.attempt
+    if event.step != "claimed" and attempt in claimed:
+        yield "claimed", attempt
     if event.step in _CAUSES:
         yield _CAUSES[event.step], attempt, event.checkpoint
     elif event.step == "claimed" and event.facts["by"] in claimed:
@@ -74,6 +76,9 @@ def _needs(event: TracedStep, seen: set[_Cause], claimed: set[int]) -> Iterator[
     elif event.step in {"deciding", "saving"} and ("triggered", attempt, event.checkpoint) in seen:
         for subtask in event.facts["subtasks"]:
             yield "acked", attempt, event.checkpoint, subtask
+    elif event.step == "deciding" and "batch" in event.facts:
+        for transaction in event.facts["listed"]:
+            yield "prepared", attempt, transaction
 
 
 def _provides(event: TracedStep) -> Iterator[_Cause]:
@@ -81,3 +86,8 @@ def _provides(event: TracedStep) -> Iterator[_Cause]:
         yield event.step, event.attempt, event.checkpoint
     elif event.step == "acked":
         yield "acked", event.attempt, event.checkpoint, event.facts["subtask"]
+    elif event.step == "claimed":
+        yield "claimed", event.attempt
+    elif event.step == "prepared":
+        for transaction in event.facts["transactions"]:
+            yield "prepared", event.attempt, transaction

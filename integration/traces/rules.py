@@ -11,7 +11,7 @@ violation too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +77,8 @@ class _Decision:
     """True if the record is known to be in the log: its driver knows, or a later claim reads it."""
     is_revoked: bool = False
     """True if the user has let the job start from a savepoint before it."""
+    batch: str = ""
+    """The batch of Spark that it decides; empty for a checkpoint of a job."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,9 @@ class _Attempt:
     has_listed_last: bool = False
     """True if a listing of transactions in doubt came after the question for commits."""
     has_swept: bool = False
+    is_ending: bool = False
+    has_swept_at_end: bool = False
+    """True if a sweep has begun after the last checkpoint, even if the target has refused it."""
     has_ended_well: bool = False
 
 
@@ -147,12 +152,14 @@ class Rules:
             "asked": self._take_listing,
             "returned": self._take_returned,
             "recovered": self._take_recovered,
+            "sweeping": self._take_sweep_begin,
             "swept": self._take_sweep,
             "deployed": self._take_deployment,
             "triggered": self._take_trigger,
             "completed": self._take_completion,
             "aborted": self._take_abort,
             "saving": self._take_saving,
+            "ending": self._take_ending,
             "ended": self._take_end,
             "heard": self._take_heard,
             "barrier": self._take_barrier,
@@ -163,6 +170,7 @@ class Rules:
             "committing": self._take_commit,
             "committed": self._take_outcome,
             "rolling_back": self._take_rollback,
+            "settled": self._take_settled,
         }
 
     def take(self, event: TracedStep) -> Iterator[str]:
@@ -220,14 +228,21 @@ class Rules:
             yield f"checkpoint {number} is decided after it was aborted"
         if key in self.saved:
             yield f"savepoint {number} is decided"
+        batch: str = event.facts.get("batch", "")
+        # A batch lists the transaction of one try of each task.
+        if not batch:
+            yield from self._check_listed(event, listed)
+        self.decisions.setdefault(key, _Decision(listed, batch=batch))
+
+    def _check_listed(self, event: TracedStep, listed: Collection[TransactionId]) -> Iterator[str]:
+        """Yield the transactions that a decision should list and does not."""
         for transaction, (by, prepared) in self.prepared.items():
-            is_before = by == event.attempt and prepared <= number
+            is_before = by == event.attempt and prepared <= event.checkpoint
             if is_before and transaction not in listed and not self._is_committed(transaction):
                 yield (
-                    f"{transaction} was prepared before barrier {number}, is not committed, and"
-                    " the decision does not list it"
+                    f"{transaction} was prepared before barrier {event.checkpoint}, is not"
+                    " committed, and the decision does not list it"
                 )
-        self.decisions.setdefault(key, _Decision(listed))
 
     def _take_decided(self, event: TracedStep) -> Iterator[str]:
         number, key = event.checkpoint, (event.attempt, event.checkpoint)
@@ -259,6 +274,10 @@ class Rules:
         decision.is_standing = True
         for transaction in sorted(decision.listed & self.rolled_back):
             yield f"checkpoint {key[1]} decides {transaction}, which was rolled back"
+        for (by, _), other in self.decisions.items():
+            is_twin = by != key[0] and other.batch == decision.batch != ""
+            if is_twin and other.is_standing:
+                yield f"attempts {by} and {key[0]} have both decided {decision.batch}"
 
     def _check_restored(self, event: TracedStep) -> Iterator[str]:
         """Yield a violation if the attempt acts on a log that lacks an older decision."""
@@ -296,6 +315,11 @@ class Rules:
                 "recovery listed transactions in doubt after it had asked targets for their"
                 " commits: a commit in between is in neither answer"
             )
+
+    def _take_sweep_begin(self, event: TracedStep) -> Iterator[str]:
+        if (attempt := self.attempts.get(event.attempt)) is not None:
+            attempt.has_swept_at_end = attempt.is_ending
+        yield from ()
 
     def _take_sweep(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is not None:
@@ -341,11 +365,18 @@ class Rules:
         self.saved.add((event.attempt, event.checkpoint))
         yield from ()
 
+    def _take_ending(self, event: TracedStep) -> Iterator[str]:
+        if (attempt := self.attempts.get(event.attempt)) is not None:
+            attempt.is_ending = True
+        yield from ()
+
     def _take_end(self, event: TracedStep) -> Iterator[str]:
         if (attempt := self.attempts.get(event.attempt)) is None or not event.facts["is_finished"]:
             return
         attempt.has_ended_well = True
-        if attempt.has_triggered and not attempt.has_swept:
+        # A target may refuse the sweep at the end, too, or not answer in time: no other follows.
+        has_tried = attempt.has_swept_at_end or not event.facts.get("is_tidy", True)
+        if attempt.has_triggered and not attempt.has_swept and not has_tried:
             yield "the job is finished, and no sweep has looked for what older attempts prepared"
 
     # --- slots ------------------------------------------------------------------------------------
@@ -428,6 +459,11 @@ class Rules:
                 counts = decision.is_standing and not decision.is_revoked
                 if counts and transaction in decision.listed:
                     yield f"{transaction} is rolled back, and checkpoint {number} has decided it"
+
+    def _take_settled(self, event: TracedStep) -> Iterator[str]:
+        for transaction in event.transactions():
+            if self._is_traced(transaction) and not self._is_committed(transaction):
+                yield f"a batch is marked as committed, and {transaction} is not committed"
 
     # --- state ------------------------------------------------------------------------------------
 

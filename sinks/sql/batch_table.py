@@ -102,6 +102,9 @@ class SqlBatchDecisions(BatchDecisions):
         self._has_table = False
         self._commit_mode: CommitMode | None = settings.commit_mode
 
+    def __str__(self) -> str:
+        return f"{self._ledger.sinks} at {self._settings.endpoint}"
+
     @override
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None

@@ -119,24 +119,33 @@ def run_in_an_older_copy(directory: Path) -> None:
 
 
 @dataclass(frozen=True)
-class _UnlistableOnce(DirectorySink):
-    """A sink that cannot be listed for the second time."""
+class _Unlistable(DirectorySink):
+    """A sink that cannot be listed for a while after its first listing."""
+
+    refusals: int = 1
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _UnlistableOnceCommitter(Path(self.directory), context.sink_id)
+        return _UnlistableCommitter(Path(self.directory), context.sink_id, self.refusals)
 
 
-class _UnlistableOnceCommitter(DirectoryCommitter):
-    listed = 0
+class _UnlistableCommitter(DirectoryCommitter):
+    def __init__(self, directory: Path, sink_id: str, refusals: int) -> None:
+        super().__init__(directory, sink_id)
+        self._refused = range(2, 2 + refusals)
+        self._listed = 0
 
     def in_doubt(self) -> Sequence[Committable]:
-        self.listed += 1
-        if self.listed == 2:
+        self._listed += 1
+        if self._listed in self._refused:
             raise SinkError("the directory cannot be listed just now")
         return super().in_doubt()
 
 
-def run_with_a_failed_sweep(directory: Path) -> None:
-    """Finish a job with one checkpoint, whose sweep fails."""
-    job = start(directory, {"out": _UnlistableOnce(str(directory / "out"))})
-    finish(directory, job)
+def run_with_failed_sweeps(failures: int) -> Callable[[Path], None]:
+    """Return the job that finishes with one checkpoint, after which sweeps fail."""
+
+    def run(directory: Path) -> None:
+        job = start(directory, {"out": _Unlistable(str(directory / "out"), failures)})
+        finish(directory, job)
+
+    return run

@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.traces import jobs
+from tests.traces import batch_jobs, jobs
 
+from onceflow.connectors.spark.batch import commits
+from onceflow.connectors.spark.batch.commits import BatchCommits
 from onceflow.core.commit.planner import CommitPlan
+from onceflow.core.protocol import batches
 from onceflow.core.protocol.checkpoints.decisions import AppendDecision
 from onceflow.core.protocol.log import rules as log_rules
 from onceflow.core.protocol.messages import Complete
@@ -59,7 +62,11 @@ JOBS: dict[str, Callable[[Path], None]] = {
     "two drivers": jobs.run_two_drivers,
     "a sink is retired": jobs.run_without_a_sink,
     "an older copy of storage": jobs.run_in_an_older_copy,
-    "a failed sweep": jobs.run_with_a_failed_sweep,
+    "a failed sweep": jobs.run_with_failed_sweeps(1),
+    "a target that refuses each sweep": jobs.run_with_failed_sweeps(2),
+    "batches": batch_jobs.run_batches,
+    "killed batches": batch_jobs.run_killed_batches,
+    "two drivers of batches": batch_jobs.run_two_drivers_of_batches,
 }
 
 
@@ -171,6 +178,36 @@ def _from_the_start(right: Any) -> Any:
     return decode
 
 
+def _writes_each_batch(_: Any) -> Any:
+    def judge(*_: Any, **__: Any) -> Any:
+        return batches.WriteBatch()
+
+    return judge
+
+
+def _decides_each_batch(_: Any) -> Any:
+    def check(*_: Any, **__: Any) -> Any:
+        return batches.Decide()
+
+    return check
+
+
+def _commits_batch_first(right: Any) -> Any:
+    def decide(self: Any, proposed: Any, beside: Any) -> Any:
+        committer, trace = self._committer_for(proposed.attempt), self._trace(proposed.attempt)
+        self._carry_out(trace, committer, self._to_commits(proposed.committables))
+        return right(self, proposed, beside)
+
+    return decide
+
+
+def _carries_nothing_out(_: Any) -> Any:
+    def carry_out(*_: Any) -> None:
+        pass
+
+    return carry_out
+
+
 MISTAKES: tuple[Mistake, ...] = (
     Mistake(
         "a job ends without the sweep that has failed",
@@ -250,5 +287,44 @@ MISTAKES: tuple[Mistake, ...] = (
         "a slot dies after its ack",
         "goes on from 0 of split",
         ((operator_builders, "decode_split", _from_the_start),),
+    ),
+    Mistake(
+        "an older run decides a batch",
+        "two drivers of batches",
+        "has claimed the log",
+        ((batches, "check_decision", _decides_each_batch),),
+    ),
+    Mistake(
+        "a batch is decided twice",
+        "batches",
+        "have both decided batch 0 of q",
+        (
+            (batches, "judge_batch", _writes_each_batch),
+            (batches, "check_decision", _decides_each_batch),
+        ),
+    ),
+    Mistake(
+        "a batch is committed before its decision",
+        "batches",
+        "its committer knows no decision of it",
+        ((BatchCommits, "_decide", _commits_batch_first),),
+    ),
+    Mistake(
+        "a batch is marked before its commits",
+        "batches",
+        "a batch is marked as committed",
+        ((BatchCommits, "_carry_out", _carries_nothing_out),),
+    ),
+    Mistake(
+        "a plan rolls back what is decided",
+        "killed batches",
+        "has decided it",
+        ((commits, "plan_claimed", _rolls_back_what_is_decided),),
+    ),
+    Mistake(
+        "a plan leaves what a killed task has prepared",
+        "killed batches",
+        "is in doubt, and stays so",
+        ((commits, "plan_claimed", _rolls_nothing_back),),
     ),
 )

@@ -66,7 +66,8 @@ def record(job: str, mistake: Mistake | None = None) -> Trace:
 
 def _save(path: Path, trace: Trace) -> None:
     """Write `trace` without what differs from run to run: process ids, and the directory."""
-    (of_log,) = split_by_log(trace).values()
+    # A log with the decisions of batches leaves steps of its own, which are fewer.
+    of_log = max(split_by_log(trace).values(), key=lambda part: sum(map(len, part.values())))
     # Processes in the order of their first causes: the first driver comes first.
     ordered = order_events(of_log).events
     processes = [*dict.fromkeys(event.process for event in ordered)]

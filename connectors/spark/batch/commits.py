@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from onceflow.connectors.spark.batch.lost_rows import describe_lost_rows, find_lost_rows
 from onceflow.connectors.spark.batch.sink_group import SinkGroup
+from onceflow.connectors.spark.batch.traces import record_claim, record_decision, record_settled
 from onceflow.core import errors, spi
 from onceflow.core.backoff import Backoff
 from onceflow.core.commit.loop import TimedSteps, carry_out, error_class, settle
@@ -43,10 +44,11 @@ from onceflow.core.protocol.committables import (
     RetryLater,
     Unknown,
 )
-from onceflow.core.protocol.ids import AttemptId
+from onceflow.core.protocol.ids import AttemptId, TransactionId
 from onceflow.core.protocol.log.rules import NO_ATTEMPT
 from onceflow.core.spi.batch_decisions import BatchDecisions
 from onceflow.core.spi.staging import StagingArea, is_staged
+from onceflow.core.traces import Trace
 from onceflow.sinks.sql.sink import SqlSink
 
 _log = logging.getLogger("onceflow.spark")
@@ -118,6 +120,8 @@ class BatchPlan:
     writes: int = 1
     """The index of the DataFrame that the tasks write, and the number of DataFrames of the batch.
     """
+    traced_as: str = ""
+    """The name of the sink id's decisions in traces."""
 
     def transaction_number(self, partition: int) -> int:
         """Return the number of the transaction of `partition`, which is unique within the batch.
@@ -207,6 +211,7 @@ class BatchCommits:
             fingerprint,
             decided=decided,
             decided_by=verdict.decision.run if isinstance(verdict, batches.SkipBatch) else "",
+            traced_as=self._traced_as,
         )
 
     def commit(self, reports: Sequence[TaskReport]) -> batches.BatchDecision | None:
@@ -242,17 +247,21 @@ class BatchCommits:
             fingerprint=first.fingerprint,
             run=first.run,
         )
-        decision = self._decide(proposed, [report for report in writing if report.beside])
+        trace, beside = self._trace(first.attempt), [each for each in writing if each.beside]
+        decision = record_decision(
+            trace, proposed, self.target.sink_ids, partial(self._decide, proposed, beside)
+        )
         reach("logged")
         # Commit prepared rows first, then roll back: both release locks that staged rows may wait
         # for.
         committer = self._committer_for(first.attempt)
         prepared, staged = self._around_roll_backs(decision.committables)
-        self._carry_out(committer, self._to_commits(prepared))
+        self._carry_out(trace, committer, self._to_commits(prepared))
         in_doubt = _list_in_doubt(committer)
         orphans = plan_sweep(decision, in_doubt, sink_ids=self.target.sink_ids)
-        self._carry_out(committer, [*to_aborts(orphans), *self._to_commits(staged)])
+        self._carry_out(trace, committer, [*to_aborts(orphans), *self._to_commits(staged)])
         # Do this last: after a crash before it, the next plan only repeats the same commits.
+        record_settled(trace, decision)
         self.decisions.mark_committed(decision)
         if decision.attempt % _PROOFS_PRUNED_EVERY == 0:
             committer.prune(batches.oldest_proof(decision))
@@ -359,6 +368,7 @@ class BatchCommits:
             claim = self.decisions.claim(lambda attempt: self._open(attempt, schema), after=newest)
             self._opened = schema
         self._claimed = claim.attempt
+        record_claim(self._trace(claim.attempt), claim, self.target.sink_ids)
         return claim
 
     def _require_own_claim(self) -> AttemptId | None:
@@ -394,26 +404,31 @@ class BatchCommits:
             ) from error
 
     def _settle(self, claim: batches.BatchClaim) -> None:
-        committer = self._committer_for(claim.attempt)
+        committer, trace = self._committer_for(claim.attempt), self._trace(claim.attempt)
         in_doubt = committer.in_doubt()
+        trace.record("listed", sink=self.target.sink_id, transactions=_names(in_doubt))
         # Committed batches are loaded without their transactions. Load these only if some are in
         # doubt.
         if in_doubt:
             claim = self.decisions.with_committables(claim)
         plan = plan_claimed(claim, in_doubt, sink_ids=self.target.sink_ids)
+        if plan.returned:
+            trace.record("returned", transactions=_names(plan.returned))
         # The order matters: staged rows may wait for the locks of transactions that are rolled
         # back.
         prepared, staged = self._around_roll_backs(plan.commit)
         steps = [*self._to_commits(prepared), *to_aborts(plan.abort), *self._to_commits(staged)]
         try:
-            self._carry_out(committer, steps)
+            self._carry_out(trace, committer, steps)
         except (errors.PreparedTransactionLost, errors.CommitFailed) as error:
             lost = self._find_lost_rows(committer, plan.commit, in_doubt)
             if not lost:
                 raise
             raise type(error)(self._describe_lost_rows(claim, lost)) from error
+        trace.record("swept", checkpoint=batches.batch_checkpoint(claim.attempt))
         for decision in claim.decisions:
             if not decision.is_committed:
+                record_settled(trace, decision)
                 self.decisions.mark_committed(decision)
 
     def _decide(
@@ -472,10 +487,10 @@ class BatchCommits:
             for attempt, listed in by_attempt
         ]
 
-    def _carry_out(self, committer: spi.Committer, steps: Sequence[Step]) -> None:
+    def _carry_out(self, trace: Trace, committer: spi.Committer, steps: Sequence[Step]) -> None:
         retries = recovery_retries(SETTLE_TIMEOUT_S, waits_for_people=False)
         source = TimedSteps(PlannedSteps(steps, retries))
-        for step, ended in settle(source, partial(_try_step, committer)):
+        for step, ended in settle(source, partial(_try_step, trace, committer)):
             if isinstance(ended, StepFailed):
                 raise _make_error(step, ended)
             if isinstance(step, AbortOne) and isinstance(ended, Done):
@@ -508,6 +523,17 @@ class BatchCommits:
             sink, context = self.target.sink, self.target.committer_context(attempt)
             self._committer = sink.committer(context)
         return self._committer
+
+    @property
+    def _traced_as(self) -> str:
+        return f"batches of {self.target.sink_id} in {self.decisions}"
+
+    def _trace(self, attempt: AttemptId) -> Trace:
+        return Trace(self._traced_as, attempt)
+
+
+def _names(committables: Iterable[Committable]) -> Iterator[TransactionId]:
+    return (committable.transaction for committable in committables)
 
 
 def _lower_version(
@@ -550,11 +576,12 @@ def _list_in_doubt(committer: spi.Committer) -> Sequence[Committable]:
                 raise
 
 
-def _try_step(committer: spi.Committer, step: Step) -> CommitOutcome | AbortOutcome:
+def _try_step(trace: Trace, committer: spi.Committer, step: Step) -> CommitOutcome | AbortOutcome:
+    call, transactions = partial(carry_out, committer, step), _names(to_committables(step))
     if isinstance(step, AbortOne):
-        return carry_out(committer, step)
+        return trace.record_rollback(transactions, call, by="batch")
     reach("commit")
-    outcome = carry_out(committer, step)
+    outcome = trace.record_commit(transactions, call, by="batch")
     reach("committed")
     return outcome
 

@@ -19,6 +19,7 @@ from onceflow.core.protocol.ids import CheckpointId
 from onceflow.core.spi import RejectedRows, SinkWriter, WriterContext
 from onceflow.core.spi.dead_letters import DEAD_LETTERS, batch_of_letters, letters_of_rows
 from onceflow.core.spi.staging import is_staged
+from onceflow.core.traces import Trace
 
 _log = logging.getLogger("onceflow.spark")
 
@@ -86,6 +87,9 @@ def write_task(
         letters.take(writer.take_rejected())
         # Do this after the second `take`: the pre-commit of the rows may reject some, too.
         committables += letters.pre_commits()
+        Trace(plan.traced_as, plan.attempt, task.partition).record(
+            "prepared", checkpoint=checkpoint, transactions=(c.transaction for c in committables)
+        )
         reach("prepared")
     except errors.SinkError as error:
         advice = _advice(error, plan.target, task, twin)

@@ -115,11 +115,12 @@ class Attempt:
         while True:
             self._carry_out(self._loop.tick(time.monotonic()))
             if self._is_finished is not None:
+                self._trace.record("ending")
                 self._cleaner.clean_at_end(self._loop.completed[-1])
                 # Finish the deletions here: `close` alone would drop them, and the next start of
                 # the job would have to search for those files.
-                self._background.finish(self._plan.settings.cancel_timeout_s)
-                self._trace.record("ended", is_finished=self._is_finished)
+                is_tidy = self._background.finish(self._plan.settings.cancel_timeout_s)
+                self._trace.record("ended", is_finished=self._is_finished, is_tidy=is_tidy)
                 return self._is_finished
             wait_s = self._loop.wait_s(time.monotonic())
             # This thread runs again within `wait_s`; the health check reports it otherwise.

@@ -232,6 +232,7 @@ class SinkRecovery:
         older copy. Commits no others: the attempt's own slots commit the transactions that
         `completed` lists. From the next decision on, the log no longer contains the retired sinks.
         """
+        self._log.trace.record("sweeping", checkpoint=completed.checkpoint)
         counts = [
             self._settle(target, self._plan_sweep(target, completed)) for target in self._targets
         ]

@@ -86,6 +86,9 @@ class LoggedBatchDecisions(BatchDecisions):
         self._log = DecisionLog.open(files, JobPaths(decision_directory(sink_id)))
         self._sink_id = sink_id
 
+    def __str__(self) -> str:
+        return str(self._log)
+
     @override
     def claim(
         self, open_sink: Callable[[AttemptId], None], *, after: AttemptId | None = None
