@@ -26,6 +26,7 @@ from tests.support.servers.yarn import YarnCluster, yarn_cluster
 from tests.support.standalone import SHORT_LIVED_JVM, SPARK_HOME
 
 from onceflow import HdfsStorage
+from onceflow.core.traces import VARIABLE
 from onceflow.integration.faults.processes import kill_session, process_tree
 from onceflow.integration.pytest_plugin import TopicFactory
 from onceflow.integration.servers.kinds import KafkaServer
@@ -172,6 +173,11 @@ def run_application(
         "spark.yarn.jars": f"local:{SPARK_HOME}/jars/*",
         "spark.python.daemon.module": "onceflow.connectors.python_daemon",
         "spark.ui.enabled": "false",
+        # Containers do not inherit it.
+        **{
+            f"spark.{process}.{VARIABLE}": os.environ[VARIABLE]
+            for process in ("executorEnv", "yarn.appMasterEnv")
+        },
         **{
             f"spark.{process}.extraJavaOptions": SHORT_LIVED_JVM
             for process in ("driver", "executor", "yarn.am")

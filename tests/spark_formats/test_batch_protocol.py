@@ -131,6 +131,7 @@ def test_of_two_drivers_the_one_that_planned_last_decides(driver: Driver) -> Non
     assert prepared(url_of(driver)) == []
 
 
+@pytest.mark.untraced("decides without the steps of a commit")
 def test_a_decision_of_the_old_driver_is_honoured_by_the_new_one(driver: Driver) -> None:
     other = replace(driver, run="run-2")
     old = driver.plan(0)

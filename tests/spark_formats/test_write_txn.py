@@ -91,6 +91,7 @@ def test_what_a_killed_write_decided_is_committed_and_the_rest_rolled_back(
     assert writes.ids("other") == list(range(7))
 
 
+@pytest.mark.untraced("decides without the steps of a commit, and gives decided rows up")
 def test_staged_rows_that_the_table_refuses_are_listed_and_given_up_and_may_be_written_anew(
     writes: Writes,
 ) -> None:

@@ -14,7 +14,6 @@ CONFTEST = """
 from tests import traced_jobs
 
 def pytest_configure(config):
-    traced_jobs.CHECKED = ("",)
     config.pluginmanager.register(traced_jobs.CheckTraces())
     config.addinivalue_line("markers", "untraced: of a reason")
 """
