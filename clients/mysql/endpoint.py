@@ -266,7 +266,7 @@ def _split(url_path: str) -> tuple[_Address, str]:
 
     Raises:
         ConfigError: There are several hosts.
-        ValueError: The port is not a number.
+        ValueError: The port is not a number, or there is an @ in the password.
     """
     login, at, address_and_query = url_path.partition("@")
     if not at or "/" in login.partition(":")[0]:
@@ -275,7 +275,9 @@ def _split(url_path: str) -> tuple[_Address, str]:
     address, _, query = address_and_query.partition("?")
     server, _, database = address.partition("/")
     # With another @, this part contains an end of the password.
-    if "," in server and "@" not in server:
+    if "@" in server:
+        raise ValueError("a part of the password would be taken for the host")
+    if "," in server:
         raise ConfigError("url names several hosts; name one, by which the primary is reached")
     if server.startswith("["):
         host, _, port = server[1:].partition("]")

@@ -614,6 +614,12 @@ def endpoint_of(access: DatabaseAccess, *, lock_timeout_s: float) -> PostgresEnd
             + (f", not {scheme}://" if separator and _SCHEME.fullmatch(scheme) else "")
         )
     parameters = _from_sqlalchemy(url) if "+" in scheme else _from_libpq(url)
+    # A host that begins with an @ is a socket without a file.
+    if "@" in parameters.get("host", "")[1:]:
+        raise ConfigError(
+            "url has an @ in its password, or in its user's name; percent-encode it there (%40), or"
+            " pass password=…"
+        )
     _drop_encoding(parameters)
     if access.user is not None:
         parameters["user"] = access.user

@@ -43,3 +43,20 @@ def test_an_encoding_that_would_change_every_text_is_refused(
         make(f"{scheme}://app@db.test/bank?client_encoding=latin1")
     for name in ("utf8", "UTF-8", "Unicode"):
         make(f"{scheme}://app@db.test/bank?client_encoding={name}")
+
+
+@pytest.mark.parametrize(
+    ("sink", "scheme"),
+    [
+        (PostgresSink, "postgresql"),
+        (PostgresSink, "postgresql+psycopg"),
+        (MySQLSink, "mysql"),
+        (MySQLSink, "mariadb+pymysql"),
+    ],
+)
+def test_no_end_of_a_password_with_an_at_sign_is_taken_for_the_host(
+    sink: type[PostgresSink | MySQLSink], scheme: str
+) -> None:
+    with pytest.raises(ConfigError, match="percent-encode") as refusal:
+        sink(f"{scheme}://app:sec@ret@db.test/bank", table="t")
+    assert "ret@" not in str(refusal.value)
