@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from onceflow.core.errors import OnceflowError
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
 
 # --- requests to the decision log ----------------------------------------------------------------
 
@@ -155,7 +156,33 @@ class CommitVersion:
     committables: tuple[Committable, ...]
 
 
+# --- requests to the storage of savepoints -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """Copy the state of a savepoint; the jobs of worlds have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMetadata:
+    """Make a savepoint whole."""
+
+    savepoint: Savepoint
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMetadata:
+    """Delete the savepoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetadata:
+    """Return the savepoint, or None if there is no whole one."""
+
+
 LogRequest: TypeAlias = ListRecords | ReadRecord | CreateRecord
+SavepointCall: TypeAlias = CopyState | WriteMetadata | DeleteMetadata | ReadMetadata
 TargetRequest: TypeAlias = (
     OpenTarget
     | ReadTarget
@@ -170,7 +197,7 @@ TargetRequest: TypeAlias = (
     | HasProof
     | CommitVersion
 )
-Request: TypeAlias = LogRequest | TargetRequest
+Request: TypeAlias = LogRequest | SavepointCall | TargetRequest
 
 # --- procedures ----------------------------------------------------------------------------------
 

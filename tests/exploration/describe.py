@@ -41,6 +41,20 @@ def describe(value: object) -> str:
             return "is asked for a checkpoint"
         case driver.Wait():
             return "waits until something is due"
+        case _:
+            return _describe_request(value)
+
+
+def _describe_request(value: object) -> str:
+    match value:
+        case calls.CopyState():
+            return "copies the state of the savepoint"
+        case calls.WriteMetadata():
+            return "makes the savepoint whole"
+        case calls.DeleteMetadata():
+            return "deletes the savepoint"
+        case calls.ReadMetadata():
+            return "reads the savepoint"
         case calls.ListRecords():
             return "lists the log"
         case calls.ReadRecord(sequence):

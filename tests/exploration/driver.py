@@ -11,14 +11,14 @@ and one for each sink commits whole checkpoints.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from tests.exploration import calls
-from tests.exploration.calls import Calls, Ended, Thread
-from tests.exploration.ports import SinkOfWorld, VersionCommitter, graph_of, open_log
-from tests.exploration.slot import NEVER_S, SOURCE, SPLITS, Answer, encode_position
+from tests.exploration import calls, procedures, savepoints
+from tests.exploration.calls import Ended, Thread
+from tests.exploration.procedures import Begun, Coordinators, Plan
+from tests.exploration.savepoints import Known, Saving
+from tests.exploration.slot import NEVER_S, SOURCE, SPLITS, Answer
 from tests.simulation.variant import Variant
 from typing_extensions import assert_never
 
@@ -39,40 +39,13 @@ from onceflow.core.protocol.checkpoints.decisions import (
     SavepointRequest,
     WriteSavepoint,
 )
-from onceflow.core.protocol.checkpoints.schedule import CheckpointSettings
-from onceflow.core.protocol.checkpoints.snapshots import (
-    CompletedCheckpoint,
-    OperatorSnapshot,
-    SubtaskSnapshot,
-    retain_ledger_from,
-)
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, retain_ledger_from
 from onceflow.core.protocol.committables import CommitOutcome, Committed, Lost, Unknown
-from onceflow.core.protocol.ids import GENESIS, AttemptId, SubtaskRef, committer_ref
+from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.protocol.log.rules import LogView
-from onceflow.core.protocol.log.target_records import newest_attempt, require_not_behind
 from onceflow.core.protocol.loops import attempt_facts
 from onceflow.core.protocol.loops.attempt_facts import AttemptDecision, AttemptFact
 from onceflow.core.protocol.loops.slots import AttemptSettings
-from onceflow.core.runtime.driver.sink_recovery import SinkRecovery
-from onceflow.core.storage.log.decision_log import ClaimedLog
-
-TIMEOUT_S = 1000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The job that a driver runs."""
-
-    slots: int
-    rows: int
-    sinks: tuple[SinkOfWorld, ...]
-    checkpoints: int
-    """The number of checkpoints on request, over all attempts, before the one that ends the job."""
-    chains: tuple[str, ...] = (SOURCE,)
-    """The chains, each of which has a subtask in every slot."""
-    overtakes: bool = False
-    """True if barriers overtake rows at once."""
-
 
 # --- steps and effects ---------------------------------------------------------------------------
 
@@ -92,6 +65,11 @@ class Hear:
 @dataclass(frozen=True, slots=True)
 class RequestCheckpoint:
     """Take the user's request for a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSavepoint:
+    """Take the user's request for a savepoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +110,7 @@ class Finished:
     """The effect that the job has finished, or was stopped."""
 
     attempt: AttemptId
+    is_stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,132 +129,37 @@ class GaveUp:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """The effect that the job does not start from the savepoint."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointAnswered:
+    """The effect that the user is told whether the savepoint is written."""
+
+    is_written: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """The effect that the trace says something."""
 
     text: str
 
 
-DriverEffect: TypeAlias = SendAll | Deployed | AttemptOver | Finished | Fenced | GaveUp | Note
-
-# --- procedures ----------------------------------------------------------------------------------
-
-
-def _no_staging(sink_id: str) -> None:
-    del sink_id
-
-
-def open_recovery(asked: Calls, plan: Plan, view: LogView) -> SinkRecovery:
-    storage: Any = SimpleNamespace(log="log", log_id="log", staging=_no_staging)
-    log = ClaimedLog(open_log(asked), view)
-    return SinkRecovery(graph_of(asked, plan.sinks), {}, "job", log, storage, NEVER_S)
-
-
-def claim(asked: Calls, plan: Plan, owner: str, mine: LogView | None) -> LogView:
-    """Claim the log. `mine` is the log as this driver has claimed it before."""
-    log = open_log(asked)
-    if mine is not None:
-        return ClaimedLog(log, mine).claim_again().view
-    sinks = [sink.sink_id for sink in plan.sinks]
-    return log.claim("host:1", sinks, drawn=owner).view
-
-
-def find_restore_point(asked: Calls, plan: Plan, view: LogView, compares: bool) -> LogView:
-    """Compare the log with the targets once, and decide checkpoint 0. Mirrors `LogOwner`."""
-    log = open_log(asked)
-    claimed = ClaimedLog(log, view)
-    if compares:
-        records = open_recovery(asked, plan, view).ask_targets()
-        require_not_behind(view, records, "log")
-        if (newest := newest_attempt(records)) >= view.attempt:
-            claimed = claimed.claim_above(newest)
-    if not claimed.view.completed:
-        claimed.append(genesis_of(plan, claimed.attempt))
-    return claimed.view
-
-
-def check_owned(asked: Calls, view: LogView) -> None:
-    """Raise Fenced if another driver owns the job: then that is why the attempt failed."""
-    ClaimedLog(open_log(asked), view).check_owned()
-
-
-def recover(asked: Calls, plan: Plan, view: LogView) -> None:
-    """Open and recover the sinks."""
-    recovery = open_recovery(asked, plan, view)
-    recovery.open()
-    recovery.recover(view.completed[-1])
-
-
-def sweep(asked: Calls, plan: Plan, view: LogView) -> None:
-    """Roll back what slots of older attempts have prepared since the recovery."""
-    open_recovery(asked, plan, view).sweep(view.completed[-1])
-
-
-def append(asked: Calls, view: LogView, completed: CompletedCheckpoint) -> LogView:
-    """Decide a checkpoint."""
-    log = ClaimedLog(open_log(asked), view)
-    log.append(completed)
-    return log.view
-
-
-def commit_whole(asked: Calls, sink_id: str, commit: GlobalCommit) -> CommitOutcome:
-    committer = VersionCommitter(asked, sink_id)
-    return committer.commit_checkpoint(commit.checkpoint, commit.committables)
-
-
-def genesis_of(plan: Plan, attempt: AttemptId) -> CompletedCheckpoint:
-    elements = tuple(encode_position(split, 0) for split in range(plan.slots))
-    operators = (OperatorSnapshot(SOURCE, lists={SPLITS: elements}),)
-    snapshots = (SubtaskSnapshot(SubtaskRef(SOURCE, 0), operators),)
-    return CompletedCheckpoint(GENESIS, attempt, plan.slots, plan.slots, snapshots, 0, 0)
-
-
-def positions_of(completed: CompletedCheckpoint) -> tuple[bytes, ...]:
-    """Return the encoded position of each split."""
-    return tuple(e for _, o in completed.operator(SOURCE) for e in o.lists[SPLITS])
-
-
-def _wall_ms() -> int:
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Coordinators:
-    """Builds the coordinator of an attempt, as `AttemptContext` does."""
-
-    plan: Plan
-    view: LogView
-    variant: Variant
-
-    def __call__(self, now_s: float) -> CheckpointCoordinator:
-        plan, view = self.plan, self.view
-        sources = frozenset(SubtaskRef(SOURCE, index) for index in range(plan.slots))
-        subtasks = frozenset(
-            SubtaskRef(chain, index) for chain in plan.chains for index in range(plan.slots)
-        )
-        overtakes_after_s = 0.0 if plan.overtakes else None
-        whole = [sink.sink_id for sink in plan.sinks if sink.kind == "versions"]
-        return self.variant.coordinator(
-            CheckpointSettings(
-                None,
-                timeout_s=TIMEOUT_S,
-                tolerable_failures=9,
-                overtakes_after_s=overtakes_after_s,
-            ),
-            attempt=view.attempt,
-            subtasks=subtasks,
-            sources=sources,
-            parallelism=plan.slots,
-            max_parallelism=plan.slots,
-            retained=view.completed[-1:],
-            next_checkpoint=view.next_checkpoint,
-            now_s=now_s,
-            wall_ms=_wall_ms,
-            committers=frozenset(map(committer_ref, whole))
-            if self.variant.waits_for_whole
-            else frozenset(),
-        )
-
+DriverEffect: TypeAlias = (
+    SendAll
+    | Deployed
+    | AttemptOver
+    | Finished
+    | Fenced
+    | GaveUp
+    | Refused
+    | SavepointAnswered
+    | Note
+)
 
 # --- the driver ----------------------------------------------------------------------------------
 
@@ -283,8 +167,13 @@ class _Coordinators:
 class DriverProcess:
     """One driver process, from its start to its end."""
 
-    def __init__(self, plan: Plan, owner: str, variant: Variant) -> None:
+    def __init__(
+        self, plan: Plan, owner: str, variant: Variant, *, from_savepoint: bool = False
+    ) -> None:
         self.plan, self.owner, self.variant = plan, owner, variant
+        self.known: Known | None = () if from_savepoint else None
+        """What the driver knows of the savepoint that it starts from."""
+        self.saving: Saving | None = None
         self.phase = "begin"
         self.view: LogView | None = None
         """The log as this driver has claimed it, with its own appends."""
@@ -295,7 +184,7 @@ class DriverProcess:
         self.deployed = 0
         """The attempt whose slots were begun last."""
         self.appending: CompletedCheckpoint | None = None
-        self.targets_agree = self.is_swept = self.is_done = False
+        self.targets_agree = self.is_swept = self.is_done = self.is_stopped = False
         self.swept_at_end = False
         """True once a sweep that failed is tried again at the end of the job."""
         self.failure: BaseException | None = None
@@ -336,6 +225,11 @@ class DriverProcess:
         return tuple(found)
 
     @property
+    def may_be_asked(self) -> bool:
+        """True if the user may request a savepoint."""
+        return self.phase == "attempt" and self._coordinator is not None and not self.is_done
+
+    @property
     def may_time_out(self) -> bool:
         """True if a checkpoint is pending whose time may pass."""
         coordinator = self._coordinator
@@ -347,7 +241,7 @@ class DriverProcess:
         return self.loop._coordinator if self.loop is not None else None
 
     def step(
-        self, event: Start | Hear | RequestCheckpoint | TimeOut | Wait | Answer
+        self, event: Start | Hear | RequestCheckpoint | RequestSavepoint | TimeOut | Wait | Answer
     ) -> tuple[DriverEffect, ...]:
         """Take one step; return its effects on others."""
         match event:
@@ -357,6 +251,9 @@ class DriverProcess:
                 self._tell(fact)
             case RequestCheckpoint():
                 self._tell(attempt_facts.CheckpointRequested(CheckpointKind.MANUAL))
+            case RequestSavepoint():
+                assert self.plan.savepoint is not None
+                self._tell(SavepointRequest("s1", self.plan.savepoint))
             case TimeOut() | Wait():
                 self._advance()
             case Answer(thread, answer):
@@ -370,22 +267,41 @@ class DriverProcess:
     def _begin(self) -> None:
         self.phase, self.loop, self.now_s, self.whole = "begin", None, 0.0, {}
         self.is_swept = self.is_done = False
-        self._go_on("claim", Thread(claim, (self.plan, self.owner, self.view)).run())
+        procedure: Any = procedures.claim
+        arguments: tuple[Any, ...] = self.plan, self.owner, self.view
+        if self.known is not None:
+            procedure, arguments = procedures.claim_from_savepoint, (*arguments, self.known)
+        self._go_on("claim", Thread(procedure, arguments).run())
 
     def _claimed(self, end: Ended) -> None:
+        end = self._take_begun(end)
         if end.error is not None:
             self._fail(end.error)
             return
         self.view = end.result
-        arguments = self.plan, self.view, not self.targets_agree
-        self._go_on("restore point", Thread(find_restore_point, arguments).run())
+        procedure: Any = procedures.find_restore_point
+        arguments: tuple[Any, ...] = self.plan, self.view, not self.targets_agree
+        if self.known is not None:
+            procedure = procedures.find_restore_point_from_savepoint
+            arguments = (*arguments, self.known)
+        self._go_on("restore point", Thread(procedure, arguments).run())
 
     def _restored(self, end: Ended) -> None:
+        end = self._take_begun(end)
         if end.error is not None:
             self._fail(end.error)
             return
         self.view, self.targets_agree = end.result, True
         self._run()
+
+    def _take_begun(self, end: Ended) -> Ended:
+        """Keep what a procedure has learnt about the savepoint, and return how it has ended."""
+        begun = end.result
+        if not isinstance(begun, Begun):
+            return end
+        self.known, self.view = begun.known, begun.view
+        self.targets_agree = self.targets_agree or begun.targets_agree
+        return Ended(begun.view, begun.error)
 
     def _fail(self, error: BaseException) -> None:
         """Stop if another driver owns the job, and begin again otherwise. Mirrors `RestartLoop`."""
@@ -395,10 +311,14 @@ class DriverProcess:
         elif self.view is None:
             self._restart()
         else:
-            self._go_on("check", Thread(check_owned, (self.view,)).run())
+            self._go_on("check", Thread(procedures.check_owned, (self.view,)).run())
 
     def _restart(self) -> None:
         error, self.failure = self.failure, None
+        if isinstance(error, errors.SavepointRefused):
+            self.phase = "over"
+            self._effects.append(Refused(str(error)))
+            return
         if getattr(error, "retry", "") == "never":
             # A driver that has lost the job may give up for any reason; `check_owned` names it if
             # the log can be read.
@@ -413,11 +333,11 @@ class DriverProcess:
         assert view is not None
         self.phase = "attempt"
         self._note(f"has claimed attempt {view.attempt}")
-        build = _Coordinators(plan, view, self.variant)
+        build = Coordinators(plan, view, self.variant)
         self.loop = self.variant.attempt_loop(self._settings(view.attempt), build, {})
         for index in range(plan.slots):
             self._tell(messages.Hello(view.attempt, index, index, 0, "", "", {}))
-        self._go_on("sinks", Thread(recover, (plan, view)).run())
+        self._go_on("sinks", Thread(procedures.recover, (plan, view)).run())
 
     def _settings(self, attempt: AttemptId) -> AttemptSettings:
         return AttemptSettings(
@@ -441,6 +361,7 @@ class DriverProcess:
 
     def _close(self, reason: str) -> None:
         """End the attempt: tell its slots to leave, and wait for the threads."""
+        self._fail_savepoint("the attempt has ended")
         self.phase, self.loop, self.whole = "closing", None, {}
         self._effects.append(AttemptOver(reason))
 
@@ -454,14 +375,14 @@ class DriverProcess:
         """Call `tick` until nothing new is due, and go on once all threads have ended."""
         if self.phase == "attempt":
             self._carry_out(self.loop.tick(self.now_s))
-        if self.phase == "closing" and not self.threads:
+        if self.phase == "closing" and not self.threads.keys() - {"savepoint"}:
             if self.is_done and not self.is_swept and not self.swept_at_end and self.variant.sweep:
                 # Mirrors `CheckpointsCleaner.clean_at_end`.
                 self.swept_at_end = True
-                self._go_on("sinks", Thread(sweep, (self.plan, self.view)).run())
+                self._go_on("sinks", Thread(procedures.sweep, (self.plan, self.view)).run())
             elif self.is_done:
                 self.phase = "finished"
-                self._effects.append(Finished(AttemptId(self.attempt)))
+                self._effects.append(Finished(AttemptId(self.attempt), self.is_stopped))
             elif self.failure is not None:
                 self._fail(self.failure)
 
@@ -496,11 +417,11 @@ class DriverProcess:
                 if self.variant.whole_before_decision:
                     self._commit_whole(completed)
                 self.appending = completed
-                self._go_on("append", Thread(append, (self.view, completed)).run())
+                self._go_on("append", Thread(procedures.append, (self.view, completed)).run())
             case NotifyComplete():
                 self._complete(decision)
-            case attempt_facts.CloseAttempt():
-                self.is_done = True
+            case attempt_facts.CloseAttempt(is_finished):
+                self.is_done, self.is_stopped = True, not is_finished
                 self._close("the job is done")
             case attempt_facts.EndAttempt(error):
                 self._note(f"ends attempt {self.attempt}: {type(error).__name__}")
@@ -530,21 +451,29 @@ class DriverProcess:
                 pass  # nobody reads what is published
             case attempt_facts.AskBeside() | DiscardState():
                 pass  # no source finds new splits, and no state has files
-            case (
-                attempt_facts.TakeDiscovered()
-                | attempt_facts.SavepointWritten()
-                | SavepointRequest()
-                | WriteSavepoint()
-                | AbortSavepoint()
-            ):
-                raise AssertionError(f"no world has discovery or savepoints: {decision}")
+            case SavepointRequest():
+                self.saving = Saving(decision)
+                self._tell(attempt_facts.SavepointBegun(decision, stands=True))
+            case WriteSavepoint(_, completed):
+                assert self.saving is not None
+                self.saving = replace(self.saving, completed=completed, stage="copying")
+                self._go_on("savepoint", Thread(savepoints.copy_state, ()).run())
+            case attempt_facts.SavepointWritten():
+                self.saving = None
+                self._effects.append(SavepointAnswered(True))
+            case AbortSavepoint(_, _, reason):
+                self._fail_savepoint(reason)
+            case attempt_facts.TakeDiscovered():
+                raise AssertionError(f"no world has discovery: {decision}")
             case _:
                 assert_never(decision)
 
     def _deploy(self) -> None:
         assert self.view is not None
         restored = self.view.completed[-1]
-        operator = messages.RestoredOperator(SOURCE, lists={SPLITS: positions_of(restored)})
+        operator = messages.RestoredOperator(
+            SOURCE, lists={SPLITS: procedures.positions_of(restored)}
+        )
         deploy = messages.Deploy(
             (),
             restored.checkpoint,
@@ -579,7 +508,7 @@ class DriverProcess:
             self._commit_whole(retained[-1])
         if not self.is_swept and "sinks" not in self.threads and self.variant.sweep:
             self.is_swept = True
-            self._go_on("sinks", Thread(sweep, (self.plan, log)).run())
+            self._go_on("sinks", Thread(procedures.sweep, (self.plan, log)).run())
 
     # --- threads ---------------------------------------------------------------------------------
 
@@ -600,6 +529,8 @@ class DriverProcess:
                 self._appended(thread)
             case "sinks":
                 self._recovered(thread)
+            case "savepoint":
+                self._saved(thread)
             case sink_id:
                 self._whole_committed(sink_id, thread)
 
@@ -627,6 +558,62 @@ class DriverProcess:
             error = errors.StorageError(str(error))
         self._tell(attempt_facts.AppendEnded(AttemptId(self.attempt), completed, 0.0, error))
 
+    # --- savepoints ------------------------------------------------------------------------------
+
+    def _saved(self, end: Ended) -> None:
+        """Go on with the savepoint after one request. Mirrors `Savepoints.write`."""
+        saving = self.saving
+        if saving is None:
+            return
+        assert saving.completed is not None
+        match saving.stage:
+            case "deleting":
+                self.saving = None
+                # If the deletion has failed, the user is told to look.
+                if end.error is None:
+                    self._effects.append(SavepointAnswered(False))
+            case "copying" if not saving.failure and end.error is None:
+                assert self.view is not None
+                memory = self.variant.memory_at(self.view, saving.completed)
+                self.saving = replace(saving, stage="finishing")
+                savepoint = savepoints.content_of(saving, memory)
+                self._go_on("savepoint", Thread(savepoints.finish, (savepoint,)).run())
+            case "finishing" if saving.failure:
+                self._delete_savepoint()
+            case "copying" if saving.failure:
+                self.saving = None
+            case _:
+                error = "" if end.error is None else str(end.error)
+                self._tell(
+                    attempt_facts.SavepointWritten(
+                        AttemptId(self.attempt),
+                        saving.completed.checkpoint,
+                        saving.request,
+                        0,
+                        error,
+                    )
+                )
+
+    def _fail_savepoint(self, reason: str) -> None:
+        """Answer a savepoint that is certainly not whole; delete one that may be."""
+        saving = self.saving
+        if saving is None or saving.failure:
+            return
+        self.saving = savepoints.failed(saving, reason)
+        if saving.stage in {"acks", "copying"}:
+            self._effects.append(SavepointAnswered(False))
+            if "savepoint" not in self.threads:
+                self.saving = None
+        elif "savepoint" not in self.threads:
+            self._delete_savepoint()
+
+    def _delete_savepoint(self) -> None:
+        assert self.saving is not None
+        self.saving = replace(self.saving, stage="deleting")
+        self._go_on("savepoint", Thread(savepoints.delete, ()).run())
+
+    # --- commits ---------------------------------------------------------------------------------
+
     def _commit_whole(self, completed: CompletedCheckpoint) -> None:
         for sink_id, queue in self.whole.items():
             queue.add_decision(completed, self.now_s)
@@ -640,7 +627,7 @@ class DriverProcess:
         if isinstance(step, WaitUntil):
             step = queue.next_commit(step.at_s)
         if isinstance(step, GlobalCommit):
-            self._go_on(sink_id, Thread(commit_whole, (sink_id, step)).run())
+            self._go_on(sink_id, Thread(procedures.commit_whole, (sink_id, step)).run())
         elif step is None:
             self._tell(
                 attempt_facts.GlobalCommitEnded(

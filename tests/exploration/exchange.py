@@ -1,8 +1,8 @@
 """A slot of a world with an exchange: a source subtask, and a sink subtask behind channels.
 
-Each source sends its rows in turn to all sink subtasks. Production's queues and its alignment are
-between them. Barriers may overtake rows that wait in a sink's channels. Senders have a credit for
-each row.
+Perhaps only the first slots have a sink subtask. Each source sends its rows in turn to all sink
+subtasks. Production's queues and its alignment are between them. Barriers may overtake rows that
+wait in a sink's channels. Senders have a credit for each row.
 
 While no barrier overtakes, a sink processes what arrives when it arrives. Otherwise elements arrive
 when they are sent, and the explorer chooses when the sink processes them. A later arrival would
@@ -18,8 +18,9 @@ from typing import Any, TypeAlias
 
 from tests.exploration.calls import Ended, Thread
 from tests.exploration.canonical import copy_of
-from tests.exploration.ports import SinkOfWorld
+from tests.exploration.procedures import Plan
 from tests.exploration.slot import (
+    SINK,
     SOURCE,
     SPLITS,
     Answer,
@@ -44,8 +45,6 @@ from onceflow.core.protocol.checkpoints.snapshots import (
 )
 from onceflow.core.protocol.committables import Committable
 from onceflow.core.protocol.ids import AttemptId, CheckpointId, SubtaskRef
-
-SINK = "sink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +121,15 @@ class ExchangeSlot(SlotProcess):
         self,
         attempt: AttemptId,
         index: int,
-        rows: int,
-        sinks: Sequence[SinkOfWorld],
         variant: Variant,
-        slots: int,
-        *,
-        overtakes: bool,
+        plan: Plan,
     ) -> None:
-        super().__init__(attempt, index, rows, sinks, variant)
-        self.slots, self.overtakes = slots, overtakes
+        has_sink = index < plan.sink_slots
+        super().__init__(attempt, index, plan.rows, plan.sinks if has_sink else (), variant)
+        slots = self.slots = plan.slots
+        self.sink_slots, self.overtakes = plan.sink_slots, plan.overtakes
         self.sink = SubtaskRef(SINK, index)
-        self.refs = (self.ref, self.sink)
+        self.refs = (self.ref, self.sink) if has_sink else (self.ref,)
         mode = variant.mode or AlignmentMode.ALIGNED
         self.alignment = variant.alignment(slots, mode, ())
         queues: Any = in_flight.InputQueues[Row]
@@ -151,7 +148,7 @@ class ExchangeSlot(SlotProcess):
     @property
     def choices(self) -> tuple[object, ...]:  # type: ignore[override]
         """The steps that the subtasks may take by themselves now."""
-        if not self.runs or self.has_failed or self.is_closing:
+        if not self.is_working:
             return ()
         found: list[object] = []
         if self.reads and self.position < self.rows:
@@ -183,11 +180,11 @@ class ExchangeSlot(SlotProcess):
         match event:
             case EmitRow():
                 number = self.index * self.rows + self.position
-                target = (self.index + self.position + 1) % self.slots
+                target = (self.index + self.position + 1) % self.sink_slots
                 self.position += 1
                 self._emit(target, Row(number))
             case EndInput():
-                for target in range(self.slots):
+                for target in range(self.sink_slots):
                     self._emit(target, EndOfStream())
                 self.has_reported_end = True
                 self._tell(messages.SourceExhausted(self.ref))
@@ -205,6 +202,8 @@ class ExchangeSlot(SlotProcess):
             case _:
                 raise AssertionError(event)
         self._close_if_idle()
+        # The turn says only in which order channels are read, and each `Compute` chooses it.
+        self._set_turn(self.inputs, 0)
         effects, self._effects = tuple(self._effects), []
         return effects
 
@@ -218,7 +217,7 @@ class ExchangeSlot(SlotProcess):
         assert barrier is not None
         if barrier.kind.stops_sources:
             self.reads = False
-        for target in range(self.slots):
+        for target in range(self.sink_slots):
             self._emit(target, barrier)
         position = min(self.rows, max(0, self.position + self.variant.position_shift))
         lists: dict[str, tuple[bytes, ...]] = {SPLITS: (encode_position(self.index, position),)}
@@ -320,6 +319,9 @@ class ExchangeSlot(SlotProcess):
     def _abort(self, mail: NotifyAbort) -> None:
         super()._abort(mail)
         self.actions += self.alignment.on_abort(mail.checkpoint)
+        self._align()
+        if not self.overtakes:
+            self._compute_all()
 
     def _go_on(self, name: str, thread: Thread | Ended) -> None:
         super()._go_on(name, thread)

@@ -96,6 +96,15 @@ CAUGHT_IN: Final[Mapping[str, tuple[str, ...]]] = {
         "records rows after the barrier",
         "acks before all barriers have come",
     ),
+    "savepoint": (
+        "tells sinks to commit at a savepoint",
+        "begins from any savepoint",
+        "tells by numbers what came after a savepoint",
+    ),
+    "stop with a savepoint": (
+        "a restored decision forgets what a savepoint has prepared",
+        "counts on what a later attempt has rolled back",
+    ),
     "two drivers": ("takes what exists for its own record",),
     "versions": (
         "forgets files of aborted checkpoints",
@@ -111,7 +120,9 @@ MISTAKES: Final = tuple(
     Mistake(name, world) for world, names in CAUGHT_IN.items() for name in names
 )
 
-_NO_SAVEPOINTS = "no world has savepoints"
+_NO_REWINDS = "no start from a savepoint goes back, and no target is put back"
+_SAME_STORAGE = "a job starts from a savepoint only in its own storage"
+_NO_TIMERS = "no function makes rows while no source reads, and no source skips any"
 _NO_FILES = "no world has state files"
 _NO_PRUNING = "no world prunes proofs or records"
 _NO_COPIES = "no target and no log is an older copy"
@@ -122,22 +133,23 @@ _ONE_AT_A_TIME = "one checkpoint is pending at a time"
 _NO_DECLINES = "no slot declines a checkpoint, and no message between live processes is lost"
 _NO_ORDER = "no law says in which order the transactions of a subtask become visible"
 _NO_REQUESTS = "no law says that a request for a checkpoint is fulfilled"
+_NO_ANSWERS = "no law says that a request for a savepoint is answered, and answered once"
 _NO_INTERVAL = "no sink gathers decisions, and two decisions never wait"
 _NO_LAST_ROWS = "no function makes rows at the end of the input"
-_NO_FAULT = "the worlds with an exchange have no fault, and at most two checkpoints"
+_FEW_CHECKPOINTS = "the worlds with an exchange have one fault and two checkpoints at the most"
 
 NOT_EXPRESSED_BY_FIELD: Final[Mapping[str, str]] = {
-    "check_savepoint": _NO_SAVEPOINTS,
-    "check_targets": _NO_SAVEPOINTS,
-    "restored_from": _NO_SAVEPOINTS,
-    "is_put_back": _NO_SAVEPOINTS,
-    "lacks_own_commits": _NO_SAVEPOINTS,
-    "sinks_to_import": _NO_SAVEPOINTS,
-    "view_before": _NO_SAVEPOINTS,
-    "memory_at": _NO_SAVEPOINTS,
-    "attempt_loop": _NO_SAVEPOINTS,
-    "trusts_locations": _NO_SAVEPOINTS,
-    "looks_for_mark_once": _NO_SAVEPOINTS,
+    "check_savepoint": _NO_TIMERS,
+    "check_targets": _SAME_STORAGE,
+    "restored_from": _SAME_STORAGE,
+    "is_put_back": _NO_REWINDS,
+    "lacks_own_commits": _NO_REWINDS,
+    "sinks_to_import": _NO_REWINDS,
+    "view_before": _NO_REWINDS,
+    "memory_at": _SAME_STORAGE,
+    "attempt_loop": _NO_ANSWERS,
+    "trusts_locations": _NO_FILES,
+    "looks_for_mark_once": _NO_FILES,
     "reuse_undecided_files": _NO_FILES,
     "confirms_unheard": _NO_FILES,
     "retain_ledger_from": _NO_PRUNING,
@@ -162,10 +174,10 @@ NOT_EXPRESSED_BY_FIELD: Final[Mapping[str, str]] = {
     "global_queue": _NO_INTERVAL,
     "drops_decided": _NO_INTERVAL,
     "source_barriers": _ONE_AT_A_TIME,
-    "inputs": _NO_FAULT,
-    "alignment": _NO_FAULT,
-    "mode": _NO_FAULT,
-    "acks_before_in_flight": _NO_FAULT,
+    "inputs": _FEW_CHECKPOINTS,
+    "alignment": _FEW_CHECKPOINTS,
+    "mode": _FEW_CHECKPOINTS,
+    "acks_before_in_flight": _FEW_CHECKPOINTS,
 }
 """Why no world catches variants that differ in this field, unless `CAUGHT_IN` names them."""
 
@@ -199,18 +211,17 @@ NOT_EXPRESSED: Final[Mapping[str, str]] = {
     "recovery makes one version of several decisions": _NO_INTERVAL,
     "a decision names none undelivered": _NO_INTERVAL,
     "takes the furthest committer for all": "no world has two sinks that commit whole checkpoints",
-    "a savepoint names what is decided after it": _NO_SAVEPOINTS,
-    "deletes a savepoint's files before it is written": _NO_SAVEPOINTS,
-    "never deletes what was uploaded for a savepoint": _NO_SAVEPOINTS,
-    "takes files of a savepoint for files of the job": _NO_SAVEPOINTS,
-    "tells sinks to commit at a savepoint": _NO_SAVEPOINTS,
+    "a savepoint names what is decided after it": _NO_INTERVAL,
+    "deletes a savepoint's files before it is written": _NO_FILES,
+    "never deletes what was uploaded for a savepoint": _NO_FILES,
+    "takes files of a savepoint for files of the job": _NO_FILES,
     "ends without last rows": _NO_LAST_ROWS,
     "forgets that last rows were made by a drain": _NO_LAST_ROWS,
     "makes last rows at every start": _NO_LAST_ROWS,
     "makes last rows behind a savepoint": _NO_LAST_ROWS,
     "the end overtakes last rows": _NO_LAST_ROWS,
-    "ends the job with rows in flight": _NO_FAULT,
-    "the last barrier waits for all rows": _NO_FAULT,
+    "ends the job with rows in flight": _FEW_CHECKPOINTS,
+    "the last barrier waits for all rows": _FEW_CHECKPOINTS,
 }
 """Why no world catches a variant of the simulator, by its name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,9 +15,14 @@ from onceflow.core.commit import loop
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Aborted, AbortOutcome, Committable
 from onceflow.core.protocol.log import rules
-from onceflow.core.runtime.driver import sink_recovery
+from onceflow.core.runtime.driver import savepoint_restore, sink_recovery
+from onceflow.core.storage.log import decision_log
 from onceflow.core.storage.log.decision_log import DecisionLog
 
+_SAVEPOINT_RULES = (
+    *("check_savepoint", "check_targets", "is_put_back", "lacks_own_commits"),
+    "sinks_to_import",
+)
 _COMMITTERS = (ports.TwoPhaseCommitter, ports.StagedCommitter, ports.VersionCommitter)
 
 
@@ -46,6 +52,13 @@ def running(variant: Variant) -> Generator[None]:
             enter(patch.object(sink_recovery, "plan_global_recovery", variant.global_plan))
         if variant.next_decision is not plain.next_decision:
             enter(patch.object(rules, "next_decision", variant.next_decision))
+        enter(patch.object(savepoint_restore, "restore_point", _take_directory))
+        enter(patch.object(logging.getLogger("onceflow.runtime.driver"), "disabled", True))
+        for name in _SAVEPOINT_RULES:
+            enter(patch.object(savepoint_restore, name, getattr(variant, name)))
+        enter(patch.object(savepoint_restore, "build_first_decision", variant.restored_from))
+        if variant.view_before is not plain.view_before:
+            enter(patch.object(decision_log, "view_before", variant.view_before))
         if not variant.judged:
             enter(patch.object(rules, "check_append", _check_nothing))
         if variant.takes_what_exists:
@@ -58,6 +71,11 @@ def running(variant: Variant) -> Generator[None]:
             if variant.failed_abort_is_done:
                 enter(patch.object(committer, "abort", _abort_at_any_rate(committer.abort)))
         yield
+
+
+def _take_directory(directory: object, storage: object, location: str) -> object:
+    del storage, location
+    return directory
 
 
 def _check_nothing(

@@ -12,7 +12,8 @@ from typing import Final
 from tests.exploration.driver import DriverProcess
 from tests.exploration.servers import Target, Violation
 from tests.exploration.state import DOWN, GONE, State
-from tests.exploration.system import BROKEN, System
+from tests.exploration.system import System
+from tests.exploration.transitions import BROKEN
 
 CODES_CHECKED: Final = 300
 """The number of steps that are taken again, by processes with the same code, after a search."""

@@ -14,7 +14,7 @@ from typing import Any
 from tests.exploration import calls
 from tests.exploration.slot import SPLITS, parse_position
 
-from onceflow.core.protocol.checkpoints.snapshots import committables_of
+from onceflow.core.protocol.checkpoints.snapshots import CompletedCheckpoint, committables_of
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
@@ -25,6 +25,7 @@ from onceflow.core.protocol.committables import (
 from onceflow.core.protocol.ids import GENESIS, AttemptId, CheckpointId, TransactionId
 from onceflow.core.protocol.log.rules import CheckpointDecided, LogRecord
 from onceflow.core.protocol.log.target_records import TargetRecord, to_record
+from onceflow.core.protocol.savepoints.savepoint import Savepoint
 from onceflow.core.storage.log.record_codec import decode_record
 
 
@@ -49,10 +50,15 @@ def positions(data: bytes) -> tuple[tuple[int, int], ...]:
     """Return the position of each split in the decision `data`."""
     record = decode(data)
     assert isinstance(record, CheckpointDecided)
+    return positions_in(record.completed)
+
+
+def positions_in(completed: CompletedCheckpoint) -> tuple[tuple[int, int], ...]:
+    """Return the position of each split at a checkpoint."""
     return tuple(
         sorted(
             parse_position(element)
-            for snapshot in record.completed.snapshots
+            for snapshot in completed.snapshots
             for operator in snapshot.operators
             for element in operator.lists.get(SPLITS, ())
         )
@@ -92,6 +98,8 @@ class Log:
 
     records: tuple[bytes, ...] = ()
     late: tuple[int, bytes] | None = None
+    savepoint: Savepoint | None = None
+    """The savepoint that is whole in storage."""
 
     @property
     def decisions(self) -> tuple[bytes, ...]:
@@ -301,10 +309,54 @@ def check_restored(log: Log, targets: tuple[Target, ...]) -> None:
                     raise Violation("a row is visible, and will be read again")
 
 
-def check_finished(targets: tuple[Target, ...]) -> None:
-    """Check that each row is in each target once, and that older attempts left nothing."""
+def check_finished(log: Log, targets: tuple[Target, ...], *, is_stopped: bool = False) -> None:
+    """Check that each row is in each target once, and that older attempts left nothing.
+
+    If the job was stopped, the rows before the last barrier are in the targets, and no others.
+    """
     for target in targets:
-        if set(target.visible) != {1}:
+        expected = (1,) * len(target.visible)
+        if is_stopped:
+            per_split = len(expected) // len(positions(log.decisions[-1]))
+            decided = positions(log.decisions[-1])
+            expected = tuple(int(row < end) for _, end in decided for row in range(per_split))
+        if target.visible != expected:
             raise Violation("the job is finished, and a row is not in its target exactly once")
         if left := sorted(target.must_go):
             raise Violation(f"transaction {left[0]} of an older attempt stays prepared for ever")
+
+
+# --- savepoints ----------------------------------------------------------------------------------
+
+
+def keep(log: Log, targets: tuple[Target, ...], savepoint: Savepoint) -> Log:
+    """Return the log's storage with a whole savepoint, which must hold each row before its cut."""
+    taken = savepoint.completed
+    if taken.attempt == log.newest_attempt:
+        listed = decided_by(log.records) | {c.transaction for c in committables_of(taken)}
+        for target in targets:
+            there = {n for n, count in enumerate(target.visible) if count}
+            there |= {row for t, rows in target.prepared if t in listed for row in rows}
+            per_split = len(target.visible) // len(positions(log.decisions[-1]))
+            for split, position in positions_in(taken):
+                if {split * per_split + row for row in range(position)} - there:
+                    raise Violation("a savepoint lacks a row that is before its barrier")
+    return replace(log, savepoint=savepoint)
+
+
+def check_answer(log: Log, *, is_written: bool) -> None:
+    """Check that a savepoint is whole if its user is told so, and not there otherwise."""
+    if is_written and log.savepoint is None:
+        raise Violation("a savepoint is reported as written, and is not whole")
+    if not is_written and log.savepoint is not None:
+        raise Violation("a savepoint is reported as failed, and is whole")
+
+
+def check_refused(log: Log, reason: str) -> None:
+    """Check that no start is refused from the savepoint with which the job has stopped."""
+    last = decode(log.decisions[-1])
+    if log.savepoint is None or not isinstance(last, CheckpointDecided):
+        return
+    is_last = last.completed.final and last.attempt == log.savepoint.completed.attempt
+    if log.savepoint.kind.ends_emission and is_last:
+        raise Violation(f"the job has stopped with the savepoint, and may not start: {reason}")

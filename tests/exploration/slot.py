@@ -35,6 +35,8 @@ from onceflow.core.protocol.loops import slot as loops
 from onceflow.core.protocol.loops.slot import DriverLost, SlotDecision
 
 SOURCE = "source"
+SINK = "sink"
+"""The chain of the sink subtasks in worlds with an exchange."""
 SPLITS = "splits"
 NEVER_S = 1e9
 
@@ -185,9 +187,14 @@ class SlotProcess:
     # --- what the explorer asks ------------------------------------------------------------------
 
     @property
+    def is_working(self) -> bool:
+        """True if the subtasks run, and the slot has neither failed nor been told to leave."""
+        return self.runs and not self.has_failed and not self.is_closing
+
+    @property
     def choices(self) -> tuple[TakeBarrier | EndInput, ...]:
         """The steps that the subtask may take by itself now."""
-        if not self.runs or self.has_failed or self.is_closing or "task" in self.threads:
+        if not self.is_working or "task" in self.threads:
             return ()
         left = self.rows - self.position if self.reads else 0
         found: list[TakeBarrier | EndInput] = []

@@ -46,6 +46,10 @@ class State(NamedTuple):
     faults: int
     """The number of faults that may still happen."""
     is_finished: bool = False
+    asked_in: int = 0
+    """The attempt in which the user has requested what is requested once; 0: not yet."""
+    begins: int = 0
+    """The number of times that a driver was started from the savepoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,183 +1,57 @@
-"""The transition system of a world: which steps a state allows, and what each leads to.
+"""The transition system of a world, without the orders of steps that lead to the same states.
 
-A state is a tuple of numbers and short tuples. Processes, messages, the log and targets are in it
-by their codes. A step of a process depends only on its code and on the event. So it is computed
-once, by production's code, and looked up from then on.
-
-Orders of steps that lead to the same states are left out (`World.reduces`). Each such rule says
-why it loses nothing, and a test compares small worlds with and without the rules.
+The rules below leave such orders out (`World.reduces`). Each rule says why it loses nothing, and a
+test compares small worlds with and without the rules.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from itertools import takewhile
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Sequence
 
-from tests.exploration import calls, driver, exchange, servers, slot
-from tests.exploration.canonical import Codes, copy_of
-from tests.exploration.describe import describe
-from tests.exploration.driver import DriverProcess, Plan
-from tests.exploration.ports import NoReply
-from tests.exploration.servers import Log, Target, Violation
-from tests.exploration.slot import SlotProcess
-from tests.exploration.state import (
-    DOWN,
-    GONE,
-    DriverState,
-    Reply,
-    SlotState,
-    State,
-    Step,
-    View,
-    with_driver,
-    with_slot,
-    without_gone,
-)
+from tests.exploration import calls, driver, exchange, slot
+from tests.exploration.servers import Log
+from tests.exploration.state import DOWN, GONE, SlotState, State, Step
+from tests.exploration.transitions import BROKEN, Transitions
 from tests.exploration.worlds import World
 from tests.simulation.variant import Variant
 
-from onceflow.core.errors import InvariantViolation, OnceflowError, SinkError, StorageError
 from onceflow.core.protocol import messages
 from onceflow.core.protocol.checkpoints.decisions import Barrier
-from onceflow.core.protocol.ids import AttemptId
-from onceflow.core.protocol.log.rules import CheckpointDecided
 from onceflow.core.protocol.loops import attempt_facts
-from onceflow.core.protocol.loops.slot import DriverLost
-from onceflow.core.storage.filesystems.filesystem import CreationUnknown
-
-CLAIMS_MAX = 3
-"""The claims without a decision in between from which on no claim is overtaken."""
-Effects: TypeAlias = tuple[Any, ...]
-BROKEN = (Violation, InvariantViolation, AssertionError, ValueError, OnceflowError)
-"""The errors by which a step breaks a law, or production notices that it is broken."""
-
-_CHANGES = (
-    calls.Prepare,
-    calls.CommitTransaction,
-    calls.RollBack,
-    calls.ApplyStaged,
-    calls.CommitVersion,
-)
-_READS = (calls.OpenTarget, calls.ReadTarget, calls.ListInDoubt, calls.ReadThrough)
 
 
-class System:
+class System(Transitions):
     """The steps of one world under one variant."""
 
     def __init__(self, world: World, variant: Variant) -> None:
-        self.world, self.variant = world, variant
-        chains = (slot.SOURCE, exchange.SINK) if world.has_exchange else (slot.SOURCE,)
-        self.plan = Plan(
-            world.slots, world.rows, world.sinks, world.checkpoints, chains, world.overtakes
-        )
-        self.codes = Codes()
-        self.tells = False
-        """True if steps have texts."""
-        self._moves: dict[tuple[int, int], tuple[int, Effects]] = {}
-        self._views: dict[int, View] = {}
-        self._events: dict[Any, int] = {}
-        self._deliveries: dict[tuple[int, int], int] = {}
-        self._asked: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._sinks = {sink.sink_id: number for number, sink in enumerate(world.sinks)}
-        self._lost_driver = self.codes.code(DriverLost("its process has died"))
-
-    def initial(self) -> State:
-        rows = self.world.slots * self.world.rows
-        targets = tuple(
-            self.codes.code(Target(sink.sink_id, sink.kind, visible=(0,) * rows))
-            for sink in self.world.sinks
-        )
-        drivers = (DriverState(),) * self.world.drivers
-        return State(drivers, (), self.codes.code(Log()), targets, self.world.faults)
-
-    def look(self, process: int) -> View:
-        """Return what the process with this code may do."""
-        view = self._views.get(process)
-        if view is None:
-            value = self.codes.value(process)
-            requests = tuple((t, self.codes.code(r), r) for t, r in value.requests.items())
-            view = View(value, tuple(map(self.codes.code, value.choices)), requests)
-            self._views[process] = view
-        return view
-
-    def advance(self, process: int, event: int) -> tuple[int, Effects]:
-        """Return the code of a process after `event`, and the effects on others."""
-        key = process, event
-        known = self._moves.get(key)
-        if known is None:
-            copy = copy_of(self.codes.value(process))
-            effects = copy.step(self.codes.value(event))
-            known = self._moves[key] = self.codes.code(copy), effects
-        return known
-
-    def check_codes(self, count: int) -> None:
-        """Step processes that have one code and came about in other ways; compare what follows.
-
-        Raises:
-            AssertionError: A code leaves out something on which a step depends.
-        """
-        others = self.codes.others
-        moves = [(process, event) for process, event in self._moves if process in others]
-        for process, event in random.Random(len(moves)).sample(moves, min(count, len(moves))):
-            copy = copy_of(others[process])
-            try:
-                effects = copy.step(self.codes.value(event))
-            except BROKEN as error:
-                raise AssertionError(f"one code, and only one raises: {error}") from error
-            after, expected = self._moves[process, event]
-            codes = self.codes.code(copy), self.codes.code(effects)
-            assert codes == (after, self.codes.code(expected)), f"one code, two steps: {event}"
-
-    def _event(self, kind: Callable[..., object], *arguments: int | str) -> int:
-        """Return the code of the event `kind` of values that are given by their codes."""
-        key = kind, *arguments
-        known = self._events.get(key)
-        if known is None:
-            values = [a if isinstance(a, str) else self.codes.value(a) for a in arguments]
-            known = self._events[key] = self.codes.code(kind(*values))
-        return known
-
-    def _describe(self, code: int) -> str:
-        return describe(self.codes.value(code)) if self.tells else ""
-
-    # --- steps -----------------------------------------------------------------------------------
+        super().__init__(world, variant)
+        self._can_ask_of: dict[tuple[SlotState, ...], bool] = {}
 
     def steps(self, state: State) -> Sequence[Step]:
-        """Return each step that `state` allows."""
-        if self.world.reduces and (local := self._local_steps(state)) is not None:
-            return local
-        found: list[Step] = []
-        for number in range(len(state.drivers)):
-            found += self._driver_steps(state, number)
-        for index in range(len(state.slots)):
-            found += self._slot_steps(state, index)
-        log: Log = self.codes.value(state.log)
-        if log.late is not None:
-            found.append(Step("a late request reaches the log", lambda: self._arrive(state, log)))
-        return found
+        """Return the steps that `state` allows, or some that may be taken before all others."""
+        if self.world.reduces and (first := self._first_steps(state)) is not None:
+            return first
+        return self.all_steps(state)
 
-    def _local_steps(self, state: State) -> Sequence[Step] | None:
+    def _first_steps(self, state: State) -> Sequence[Step] | None:
         """Return steps that may be taken before all others, or None."""
+        left = self._list_left_behind(state)
+        if (leave := self._leave(state, left)) is not None:
+            return (leave,)
         for index, slot_state in enumerate(state.slots):
-            channel = next((c for c, elements in enumerate(slot_state.channels) if elements), None)
-            if (
-                self.world.overtakes
-                and channel is not None
-                and self.look(slot_state.process).value.runs
-            ):
-                return (self._deliver(state, index, channel),)
-            if slot_state.process == GONE or not slot_state.inbox:
+            if slot_state.process == GONE:
                 continue
-            if self.world.has_exchange:
-                if (receive := self._independent_receive(state, index)) is not None:
-                    return (receive,)
-            elif not self.look(slot_state.process).requests:
-                return self._first_receive(state, index)
+            if (deliver := self._independent_delivery(state, index)) is not None:
+                return (deliver,)
+            if emits := self._first_emission(state, index):
+                return emits
+            if slot_state.inbox and (received := self._first_receive(state, index)) is not None:
+                return received
         for index, slot_state in enumerate(state.slots):
             if slot_state.outbox and (step := self._quiet_hear(state, index)) is not None:
                 return (step,)
+        if inner := self._inner_steps_of(state, left):
+            return inner
         for number, its in enumerate(state.drivers):
             if its.process != DOWN and self._has_all_messages(state, number):
                 return self._driver_steps(state, number)
@@ -187,24 +61,167 @@ class System:
                 return lists
         return self._calm_request(state)
 
-    def _first_receive(self, state: State, index: int) -> Sequence[Step]:
-        """Return the steps of a slot that has a message and waits for no target.
+    # --- slots that nobody hears -----------------------------------------------------------------
 
-        Each of its steps changes only the slot itself, takes the first message of its inbox, or
-        adds to its outbox. Other processes add to the inbox behind that message, and take from the
-        outbox before what is added. So in every run, the first of these steps may be moved to the
-        front. A fault elsewhere may use up the faults that are left, but then the death of this
-        slot did not happen in that run. If the slot can only receive, and sends nothing, its death
-        before the step leads to the same state as its death after it.
+    def _is_left_behind(self, state: State, slot_state: SlotState) -> bool:
+        """Return True if no driver hears the slot any more, and it has been told to leave.
+
+        Its driver is dead, or has ended the attempt. So what the slot does is seen in targets only.
+        """
+        if not self.variant.slot_checks_attempt:
+            return False
+        if slot_state.driver < 0:
+            return True
+        value = self.look(state.drivers[slot_state.driver].process).value
+        return bool(value.attempt > slot_state.attempt or value.phase != "attempt")
+
+    def _deaths(self, state: State, index: int) -> list[Step]:
+        """Return the death of a slot, unless it is left behind.
+
+        Such a slot may as well stand still, which costs no fault.
+        """
+        if self.world.reduces and self._is_left_behind(state, state.slots[index]):
+            return []
+        return super()._deaths(state, index)
+
+    def _list_left_behind(self, state: State) -> list[list[int]]:
+        """Return the slots of each attempt that is left behind, if none waits for a target."""
+        found: dict[int, list[int]] = {}
+        for index, slot_state in enumerate(state.slots):
+            if slot_state.process != GONE and self._is_left_behind(state, slot_state):
+                found.setdefault(slot_state.attempt, []).append(index)
+        return [
+            indices
+            for indices in found.values()
+            if not any(self.look(state.slots[index].process).requests for index in indices)
+        ]
+
+    def _leave(self, state: State, left: Sequence[Sequence[int]]) -> Step | None:
+        """Return the step in which all slots of an attempt that is left behind leave, or None.
+
+        No step of these slots leads to a request any more. So their steps can be seen only by these
+        slots, and any of their orders will do.
+        """
+        for indices in left:
+            slots = tuple(state.slots[i]._replace(driver=-1, outbox=()) for i in indices)
+            if any(s.inbox for s in slots) and not self._can_ask(slots):
+                attempt = slots[0].attempt
+                text = f"the slots of attempt {attempt} receive what is left, and leave"
+                return Step(text, lambda a=attempt: self._receive_all(state, a))  # type: ignore[misc]
+        return None
+
+    def _receive_all(self, state: State, attempt: int) -> State:
+        while waiting := [
+            index
+            for index, slot_state in enumerate(state.slots)
+            if slot_state.attempt == attempt and slot_state.inbox
+        ]:
+            state = self._receive(state, waiting[0]).move()
+        return state
+
+    def _inner_steps_of(self, state: State, left: Sequence[Sequence[int]]) -> Sequence[Step]:
+        """Return the steps of the slots of one attempt that is left behind.
+
+        No other process changes what they may do, and they change no other process.
+        """
+        for indices in left:
+            if steps := [step for index in indices for step in self._inner_steps(state, index)]:
+                return steps
+        return ()
+
+    def _can_ask(self, slots: tuple[SlotState, ...]) -> bool:
+        """Return True if one of `slots` can come to a request by steps of `slots` alone."""
+        known = self._can_ask_of.get(slots)
+        if known is None:
+            seen, waiting = {slots}, [slots]
+            known = False
+            while waiting and not known:
+                state = State((), waiting.pop(), -1, (), 0)
+                for after in self._follow(state):
+                    known = known or after is None or self._has_request(after)
+                    if after is not None and after not in seen:
+                        seen.add(after)
+                        waiting.append(after)
+            self._can_ask_of[slots] = known
+        return known
+
+    def _follow(self, state: State) -> Iterator[tuple[SlotState, ...] | None]:
+        """Yield the slots after each inner step; None after a step that breaks a law."""
+        for index in range(len(state.slots)):
+            for step in self._inner_steps(state, index):
+                try:
+                    yield step.move().slots
+                except BROKEN:
+                    yield None
+
+    def _has_request(self, slots: Sequence[SlotState]) -> bool:
+        return any(s.process != GONE and self.look(s.process).requests for s in slots)
+
+    # --- slots -----------------------------------------------------------------------------------
+
+    def _independent_delivery(self, state: State, index: int) -> Step | None:
+        """Return the step in which a sink gets an element, if it depends on no other step.
+
+        Without overtaking, a row or an end of input is such an element. Its place among those of
+        other channels changes nothing: a barrier waits for the rows before it in each channel, and
+        holds back the rows behind it. A later arrival would look as if the sender had been slower.
+
+        With overtaking, any element only arrives in this step, and is processed in another one.
         """
         slot_state = state.slots[index]
-        if not self.look(slot_state.process).choices and not any(slot_state.channels):
-            receive = self._receive(state, index)
-            process, effects = self.advance(
-                slot_state.process, self._event(slot.Receive, slot_state.inbox[0])
-            )
-            if not effects and process != slot_state.process:
-                return (receive,)
+        if not self.look(slot_state.process).value.is_working:
+            return None
+        for channel, elements in enumerate(slot_state.channels):
+            if elements and (
+                self.world.overtakes or not isinstance(self.codes.value(elements[0]), Barrier)
+            ):
+                return self._deliver(state, index, channel)
+        return None
+
+    def _first_emission(self, state: State, index: int) -> Sequence[Step]:
+        """Return the next step of a source that no barrier can reach before its end.
+
+        If no checkpoint is requested any more, the first barrier follows the end of all sources. So
+        the only step that excludes the source's next one is the death of the slot, or its leaving.
+        If it leaves instead, no barrier follows, and the rows that it would have sent are never
+        seen.
+        """
+        value = self.look(state.slots[index].process).value
+        asks = self.world.savepoint or self.world.checkpoints
+        if asks and not (self.world.asks_once and 0 < state.asked_in < state.slots[index].attempt):
+            return ()
+        if not value.is_working or value.has_reported_end:
+            return ()
+        for choice in self.look(state.slots[index].process).choices:
+            if isinstance(self.codes.value(choice), (exchange.EmitRow, slot.EndInput)):
+                return (self._choose(state, index, choice), *self._deaths(state, index))
+        return ()
+
+    def _first_receive(self, state: State, index: int) -> Sequence[Step] | None:
+        """Return the steps of a slot that receives a message before all other steps, or None.
+
+        A slot without an exchange that waits for no target: each of its steps changes only the slot
+        itself, takes the first message of its inbox, or adds to its outbox. Other processes add to
+        the inbox behind that message, and take from the outbox before what is added. So in every
+        run, the first of these steps may be moved to the front. A fault elsewhere may use up the
+        faults that are left, but then the death of this slot did not happen in that run. The same
+        holds for any slot that does not run yet.
+
+        If the slot can only receive, and sends nothing, its death before the step leads to the same
+        state as its death after it.
+        """
+        slot_state = state.slots[index]
+        view = self.look(slot_state.process)
+        if self.world.has_exchange and view.value.runs:
+            receive = self._independent_receive(state, index)
+            return None if receive is None else (receive,)
+        if view.requests:
+            return None
+        if not view.choices and not any(slot_state.channels):
+            event = self._event(slot.Receive, slot_state.inbox[0])
+            after = self._advance_quietly(slot_state.process, event)
+            if after not in {None, slot_state.process}:
+                return (self._receive(state, index),)
         return self._slot_steps(state, index)
 
     def _independent_receive(self, state: State, index: int) -> Step | None:
@@ -235,12 +252,22 @@ class System:
             fact.message,
             (messages.Running, messages.Acked, messages.CommittedThrough, messages.SourceExhausted),
         )
-        value = self.look(process).value
-        is_old = value.attempt > slot_state.attempt or value.phase in {"over", "finished"}
+        is_old = self._is_left_behind(state, slot_state)
         if not (counts or is_old):
             return None
-        _, effects = self.advance(process, self._event(driver.Hear, slot_state.outbox[0]))
-        return None if effects else self._hear(state, index)
+        event = self._event(driver.Hear, slot_state.outbox[0])
+        after = self._advance_quietly(process, event)
+        if after is None or (is_old and after != process):
+            return None
+        return self._hear(state, index)
+
+    def _advance_quietly(self, process: int, event: int) -> int | None:
+        """Return the code of a process after `event`; None if it sends something, or breaks."""
+        try:
+            after, effects = self.advance(process, event)
+        except BROKEN:
+            return None
+        return None if effects else after
 
     def _has_all_messages(self, state: State, number: int) -> bool:
         """Return True if a driver waits for no server, and has a message of each of its slots.
@@ -281,7 +308,8 @@ class System:
         rolled back. Requests of two subtasks are about different transactions. Messages that the
         slot receives before the answer or after it lead to the same state.
         """
-        if state.faults or not state.slots:
+        may_stop = self.world.savepoint is not None and not state.begins
+        if state.faults or may_stop or not state.slots:
             return None
         if self.codes.value(state.log).late is not None:
             return None
@@ -302,383 +330,3 @@ class System:
                 replies = self._answers(state, code, request)
                 return [self._answer_slot(state, index, thread, reply) for reply in replies]
         return None
-
-    # --- slots -----------------------------------------------------------------------------------
-
-    def _slot_steps(self, state: State, index: int) -> list[Step]:
-        slot_state = state.slots[index]
-        if slot_state.process == GONE:
-            return []
-        found: list[Step] = []
-        view = self.look(slot_state.process)
-        name = slot_state.name
-        if slot_state.inbox:
-            found.append(self._receive(state, index))
-        for choice in view.choices:
-            text = f"{name} {self._describe(choice)}"
-            found.append(Step(text, lambda c=choice: self._move_slot(state, index, c)))  # type: ignore[misc]
-        if view.value.runs:
-            for channel, elements in enumerate(slot_state.channels):
-                if elements:
-                    found.append(self._deliver(state, index, channel))
-        for thread, code, request in view.requests:
-            for reply in self._answers(state, code, request):
-                found.append(self._answer_slot(state, index, thread, reply))  # noqa: PERF401
-        if state.faults and self._lost_driver not in slot_state.inbox:
-            found.append(Step(f"{name} dies", lambda: self._end_slot(state, index), is_fault=True))
-        return found
-
-    def _receive(self, state: State, index: int) -> Step:
-        slot_state = state.slots[index]
-        text = f"{slot_state.name} receives {self._describe(slot_state.inbox[0])}"
-        event = self._event(slot.Receive, slot_state.inbox[0])
-        return Step(text, lambda: self._move_slot(state, index, event, takes=1))
-
-    def _deliver(self, state: State, index: int, channel: int) -> Step:
-        slot_state = state.slots[index]
-        element = slot_state.channels[channel][0]
-        event = self._deliveries.setdefault(
-            (channel, element),
-            self.codes.code(exchange.Deliver(channel, self.codes.value(element))),
-        )
-        channels = list(slot_state.channels)
-        channels[channel] = channels[channel][1:]
-        taken = with_slot(state, index, slot_state._replace(channels=tuple(channels)))
-        text = f"the sink of {slot_state.name} gets {self._describe(element)}"
-        text += f" of source {channel}"
-        return Step(text, lambda: self._move_slot(taken, index, event))
-
-    def _answer_slot(self, state: State, index: int, thread: str, reply: Reply) -> Step:
-        slot_state = state.slots[index]
-
-        def move() -> State:
-            after, answer = reply.move()
-            return self._move_slot(after, index, self._event(slot.Answer, thread, answer))
-
-        text = f"{slot_state.name} {reply.text}"
-        return Step(text, move, reply.is_fault)
-
-    def _move_slot(self, state: State, index: int, event: int, takes: int = 0) -> State:
-        slot_state = state.slots[index]
-        process, effects = self.advance(slot_state.process, event)
-        outbox, inbox = slot_state.outbox, slot_state.inbox[takes:]
-        sent: list[exchange.SendElement] = []
-        for effect in effects:
-            if isinstance(effect, slot.Leave):
-                process, inbox = GONE, ()
-                outbox = (*outbox, self._gone(slot_state, effect.reason))
-            elif isinstance(effect, exchange.SendElement):
-                sent.append(effect)
-            else:
-                outbox = (*outbox, self._fact(slot_state, effect.message))
-        outbox = outbox if slot_state.driver >= 0 else ()
-        moved = slot_state._replace(process=process, inbox=inbox, outbox=outbox)
-        if process == GONE:
-            moved = moved._replace(channels=())
-        slots = list(state.slots)
-        slots[index] = moved
-        for effect in sent:
-            self._put(slots, slot_state, effect)
-        return without_gone(state._replace(slots=tuple(slots)))
-
-    def _put(self, slots: list[SlotState], sender: SlotState, sent: exchange.SendElement) -> None:
-        """Add an element to the channel from `sender`; it is lost if the receiver is gone."""
-        code = self.codes.code(sent.element)
-        for index, slot_state in enumerate(slots):
-            if (slot_state.attempt, slot_state.number) == (
-                sender.attempt,
-                sent.slot,
-            ) and slot_state.process != GONE:
-                channels = list(slot_state.channels)
-                channels[sender.number] = (*channels[sender.number], code)
-                slots[index] = slot_state._replace(channels=tuple(channels))
-
-    def _fact(self, slot_state: SlotState, message: messages.SlotMessage) -> int:
-        attempt = AttemptId(slot_state.attempt)
-        return self.codes.code(
-            attempt_facts.SlotMessageReceived(attempt, slot_state.number, message)
-        )
-
-    def _gone(self, slot_state: SlotState, reason: str) -> int:
-        return self.codes.code(
-            attempt_facts.SlotGone(slot_state.number, AttemptId(slot_state.attempt), reason)
-        )
-
-    def _end_slot(self, state: State, index: int) -> State:
-        slot_state = state.slots[index]
-        outbox = (
-            (*slot_state.outbox, self._gone(slot_state, "killed")) if slot_state.driver >= 0 else ()
-        )
-        ended = slot_state._replace(process=GONE, inbox=(), outbox=outbox, channels=())
-        return with_slot(state, index, ended)._replace(faults=state.faults - 1)
-
-    # --- drivers ---------------------------------------------------------------------------------
-
-    def _driver_steps(self, state: State, number: int) -> list[Step]:
-        driver_state, name = state.drivers[number], f"driver {number}"
-        if driver_state.process == DOWN:
-            if state.is_finished:
-                return []
-            return [Step(f"{name} starts", lambda: self._start_driver(state, number))]
-        view = self.look(driver_state.process)
-        if view.value.phase in {"over", "finished"}:
-            return []
-        found: list[Step] = []
-        for choice in view.choices:
-            text = f"{name} {self._describe(choice)}"
-            found.append(Step(text, lambda c=choice: self._move_driver(state, number, c)))  # type: ignore[misc]
-        for index, peer in enumerate(state.slots):
-            if peer.driver == number and peer.outbox:
-                found.append(self._hear(state, index))
-        for thread, code, request in view.requests:
-            for reply in self._answers(state, code, request):
-                found.append(self._answer_driver(state, number, thread, reply))  # noqa: PERF401
-        if state.faults:
-            spent = state._replace(faults=state.faults - 1)
-            if view.value.may_time_out:
-                event = self._event(driver.TimeOut)
-                text = f"{name} has waited too long for an ack"
-                found.append(Step(text, lambda: self._move_driver(spent, number, event), True))
-            found.append(Step(f"{name} dies", lambda: self._end_driver(spent, number), True))
-        return found
-
-    def _answer_driver(self, state: State, number: int, thread: str, reply: Reply) -> Step:
-        def move() -> State:
-            after, answer = reply.move()
-            return self._move_driver(after, number, self._event(slot.Answer, thread, answer))
-
-        return Step(f"driver {number} {reply.text}", move, reply.is_fault)
-
-    def _start_driver(self, state: State, number: int) -> State:
-        starts = state.drivers[number].starts
-        process = self.codes.code(DriverProcess(self.plan, f"d{number}.{starts}", self.variant))
-        state = with_driver(state, number, DriverState(process, starts + 1))
-        return self._move_driver(state, number, self._event(driver.Start))
-
-    def _hear(self, state: State, index: int) -> Step:
-        slot_state = state.slots[index]
-        number, code = slot_state.driver, slot_state.outbox[0]
-        fact = self.codes.value(code)
-        told = isinstance(fact, attempt_facts.SlotMessageReceived)
-        if told and not self.variant.slot_checks_attempt:
-            attempt = self.look(state.drivers[number].process).value.attempt
-            fact = attempt_facts.SlotMessageReceived(attempt, fact.slot, fact.message)
-            code = self.codes.code(fact)
-        event = self._event(driver.Hear, code)
-        heard = with_slot(state, index, slot_state._replace(outbox=slot_state.outbox[1:]))
-        who = slot_state.name
-        text = f"driver {number} hears of {who}: {self._describe(code)}"
-        return Step(text, lambda: self._move_driver(heard, number, event))
-
-    def _move_driver(self, state: State, number: int, event: int) -> State:
-        driver_state = state.drivers[number]
-        process, effects = self.advance(driver_state.process, event)
-        while (read := self._find_read(state, process, event)) is not None:
-            event = self._event(slot.Answer, *self._read(state, *read))
-            process, more = self.advance(process, event)
-            effects = (*effects, *more)
-        state = with_driver(state, number, driver_state._replace(process=process))
-        for effect in effects:
-            state = self._apply(state, number, effect)
-        return state
-
-    def _find_read(
-        self, state: State, process: int, event: int
-    ) -> tuple[str, calls.LogRequest] | None:
-        """Return a request to the log that is answered in the step that makes it.
-
-        A record never changes, so it is read at once. A driver that starts has not been noticed
-        yet: if the log changes before its first list, it might as well have started later. The log
-        is listed twice to read it, and a reader whose second list differs begins anew. So it might
-        as well have begun later, too.
-
-        Two drivers may overtake each other's claims for ever, or until both give up after many
-        tries. This is bounded: after `CLAIMS_MAX` claims in a row, a claim and the list after it
-        are one step.
-        """
-        after = self.codes.value(event)
-        starts = isinstance(after, driver.Start)
-        listed = isinstance(after, slot.Answer) and isinstance(after.answer, tuple)
-        for thread, _, request in self.look(process).requests:
-            if isinstance(request, calls.ReadRecord):
-                return thread, request
-            # Without the rule, the first list of `put` could not be told from that of `read`.
-            claimed = thread == "claim" and self._claims_in_a_row(state.log) >= CLAIMS_MAX
-            if claimed and isinstance(request, calls.ListRecords):
-                return thread, request
-            again = starts or (listed and after.thread == thread and thread == "claim")
-            if self.world.reduces and again and isinstance(request, calls.ListRecords):
-                return thread, request
-        return None
-
-    def _claims_in_a_row(self, log: int) -> int:
-        records: Log = self.codes.value(log)
-        claims = takewhile(
-            lambda data: not isinstance(servers.decode(data), CheckpointDecided),
-            reversed(records.records),
-        )
-        return sum(1 for _ in claims)
-
-    def _read(self, state: State, thread: str, request: calls.LogRequest) -> tuple[str, int]:
-        log: Log = self.codes.value(state.log)
-        answer: object = tuple(enumerate(log.records, start=1))
-        if isinstance(request, calls.ReadRecord):
-            exists = request.sequence <= len(log.records)
-            answer = log.records[request.sequence - 1] if exists else None
-        return thread, self.codes.code(answer)
-
-    def _apply(self, state: State, number: int, effect: driver.DriverEffect) -> State:
-        match effect:
-            case driver.SendAll(message):
-                return self._send(state, number, message)
-            case driver.Deployed(attempt, _, message):
-                log: Log = self.codes.value(state.log)
-                if log.newest_attempt == attempt:
-                    servers.check_restored(log, self._targets(state))
-                channels = ((),) * (self.world.slots if self.world.has_exchange else 0)
-                begun = tuple(
-                    SlotState(
-                        attempt,
-                        index,
-                        number,
-                        self.codes.code(self._slot(attempt, index)),
-                        channels=channels,
-                    )
-                    for index in range(self.world.slots)
-                )
-                return self._send(state._replace(slots=(*state.slots, *begun)), number, message)
-            case driver.AttemptOver():
-                return self._send(state, number, messages.Shutdown("the attempt is over"))
-            case driver.Finished(attempt):
-                log = self.codes.value(state.log)
-                if log.newest_attempt == attempt:
-                    servers.check_finished(self._targets(state))
-                return state._replace(is_finished=True)
-            case driver.GaveUp(attempt, reason):
-                if self.codes.value(state.log).newest_attempt == attempt:
-                    raise Violation(f"the job fails for good: {reason}")
-                return state
-            case driver.Fenced() | driver.Note():
-                return state
-
-    def _slot(self, attempt: AttemptId, index: int) -> SlotProcess:
-        world = self.world
-        if world.has_exchange:
-            return exchange.ExchangeSlot(
-                attempt,
-                index,
-                world.rows,
-                world.sinks,
-                self.variant,
-                world.slots,
-                overtakes=world.overtakes,
-            )
-        return SlotProcess(attempt, index, self.world.rows, self.world.sinks, self.variant)
-
-    def _targets(self, state: State) -> tuple[Target, ...]:
-        return tuple(map(self.codes.value, state.targets))
-
-    def _send(self, state: State, number: int, message: object) -> State:
-        """Add a message to the inbox of each live slot of the driver's attempt."""
-        code = self.codes.code(message)
-        attempt = self.look(state.drivers[number].process).value.sends_to
-        slots = tuple(
-            s._replace(inbox=(*s.inbox, code))
-            if s.driver == number and s.attempt == attempt and s.process != GONE
-            else s
-            for s in state.slots
-        )
-        return state._replace(slots=slots)
-
-    def _end_driver(self, state: State, number: int) -> State:
-        """Kill a driver: each of its slots finds that its stream has ended, some time later."""
-        slots = tuple(
-            s._replace(inbox=(*s.inbox, self._lost_driver), outbox=(), driver=-1)
-            if s.driver == number
-            else s
-            for s in state.slots
-        )
-        starts = state.drivers[number].starts
-        state = with_driver(state, number, DriverState(DOWN, starts))
-        return state._replace(slots=tuple(s for s in slots if s.process != GONE))
-
-    # --- servers ---------------------------------------------------------------------------------
-
-    def _answers(self, state: State, code: int, request: calls.Request) -> Iterator[Reply]:
-        """Yield each way in which a server may answer `request`."""
-        what = self._describe(code)
-        if isinstance(request, (calls.ListRecords, calls.CreateRecord, calls.ReadRecord)):
-            yield from self._log_answers(state, request, what)
-            return
-        yield Reply(what, lambda: self._ask(state, code, request))
-        if not state.faults:
-            return
-        spent = state._replace(faults=state.faults - 1)
-        if isinstance(request, _CHANGES):
-            lost = self.codes.code(calls.Failed(NoReply("the reply is lost")))
-            text = f"{what}, and the reply is lost"
-            yield Reply(text, lambda: (self._ask(spent, code, request)[0], lost), True)
-            yield Reply(f"{what}, and it never arrives", lambda: (spent, lost), True)
-        elif isinstance(request, _READS):
-            failed = self.codes.code(calls.Failed(SinkError("the target does not answer")))
-            yield Reply(f"{what}, and gets no answer", lambda: (spent, failed), True)
-
-    def _ask(self, state: State, code: int, request: calls.TargetRequest) -> tuple[State, int]:
-        number = self._sinks[request.sink]
-        key = state.targets[number], code, state.log
-        known = self._asked.get(key)
-        if known is None:
-            log: Log = self.codes.value(state.log)
-            target, answer = servers.ask(self.codes.value(key[0]), request, log)
-            known = self._asked[key] = self.codes.code(target), self.codes.code(answer)
-        targets = (*state.targets[:number], known[0], *state.targets[number + 1 :])
-        return state._replace(targets=targets), known[1]
-
-    def _log_answers(self, state: State, request: calls.LogRequest, what: str) -> Iterator[Reply]:
-        log: Log = self.codes.value(state.log)
-        spent = state._replace(faults=max(0, state.faults - 1))
-        match request:
-            case calls.ListRecords():
-                records = tuple(enumerate(log.records, start=1))
-                yield Reply(what, lambda: (state, self.codes.code(records)))
-            case calls.ReadRecord():
-                raise AssertionError("records are read in the step that asks for them")
-            case calls.CreateRecord(sequence, data):
-                yield Reply(what, lambda: self._create(state, sequence, data))
-                if not state.faults:
-                    return
-                error = StorageError if self.variant.lost_reply_is_refusal else CreationUnknown
-                unknown = self.codes.code(calls.Failed(error("the reply is lost")))
-                yield Reply(
-                    f"{what}, and the reply is lost",
-                    lambda: (self._create(spent, sequence, data)[0], unknown),
-                    is_fault=True,
-                )
-                if log.late is None:
-                    late = self.codes.code(Log(log.records, (sequence, data)))
-                    after = spent._replace(log=late)
-                    yield Reply(f"{what}: it is on its way", lambda: (after, unknown), True)
-        if state.faults:
-            failed = self.codes.code(calls.Failed(StorageError("the log refuses")))
-            yield Reply(f"{what}, and the log refuses", lambda: (spent, failed), is_fault=True)
-
-    def _create(self, state: State, sequence: int, data: bytes) -> tuple[State, int]:
-        log, targets, existing = servers.create(
-            self.codes.value(state.log),
-            self._targets(state),
-            sequence,
-            data,
-            overwrites=self.variant.overwrites,
-        )
-        return self._with_servers(state, log, targets), self.codes.code(existing)
-
-    def _arrive(self, state: State, log: Log) -> State:
-        assert log.late is not None
-        after, targets, _ = servers.create(
-            Log(log.records), self._targets(state), *log.late, overwrites=self.variant.overwrites
-        )
-        return self._with_servers(state, after, targets)
-
-    def _with_servers(self, state: State, log: Log, targets: Sequence[Target]) -> State:
-        code = self.codes.code
-        return state._replace(log=code(log), targets=tuple(map(code, targets)))

@@ -19,6 +19,8 @@ BY_NAME = {world.name: world for world in WORLDS}
 ONE_SLOT = BY_NAME["one slot"]
 TWO_SLOTS = BY_NAME["two slots"]
 EXCHANGE = BY_NAME["exchange"]
+ONE_CHANNEL = replace(EXCHANGE, slots=1, sink_slots=1, checkpoints=0, faults=1)
+SAVEPOINT = BY_NAME["savepoint"]
 
 
 class TestWorlds:
@@ -62,6 +64,21 @@ class TestReduction:
     @pytest.mark.timeout(900)
     def test_with_an_exchange(self) -> None:
         _compare_ends(replace(EXCHANGE, checkpoints=0))
+
+    @pytest.mark.parametrize("checkpoints", [0, 1])
+    def test_with_a_channel_that_barriers_overtake(self, checkpoints: int) -> None:
+        _compare_ends(replace(ONE_CHANNEL, faults=0, checkpoints=checkpoints, overtakes=True))
+
+    def test_with_a_channel_and_a_fault(self) -> None:
+        _compare_ends(ONE_CHANNEL)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(900)
+    def test_with_two_channels_and_a_fault(self) -> None:
+        _compare_ends(replace(EXCHANGE, sink_slots=1, checkpoints=0, faults=1))
+
+    def test_with_a_savepoint(self) -> None:
+        _compare_ends(replace(SAVEPOINT, faults=0))
 
 
 def _compare_ends(world: World) -> None:
