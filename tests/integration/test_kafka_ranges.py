@@ -114,6 +114,22 @@ def test_ranges_are_read_natively_and_a_client_goes_back_to_a_partition_that_it_
         assert client.stands_at == {(topic, partition): end}
 
 
+def test_a_client_reads_on_after_several_ranges_of_which_one_ended_before_the_other(
+    onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
+) -> None:
+    """The partition that ended first was taken from the client, which must get it again."""
+    topic, servers = kafka_topic(2), onceflow_kafka.bootstrap_servers
+    produce(servers, topic, map(record, range(10)), partition=0)
+    produce(servers, topic, map(record, range(3000, 6000)), partition=1)
+    ranges = Ranges(onceflow_kafka, topic, kept)
+    first, last = _split(ranges.read((0, 0, 10), (1, 0, 3000)), 3000)
+    assert (first, last) == (list(range(10)), list(range(3000, 6000)))
+    produce(servers, topic, map(record, range(10, 20)), partition=0)
+    produce(servers, topic, map(record, range(6000, 6010)), partition=1)
+    first, last = _split(ranges.read((0, 10, 20), (1, 3000, 3010), deadline_s=5.0), 3000)
+    assert (first, last) == (list(range(10, 20)), list(range(6000, 6010)))
+
+
 def test_a_range_ends_where_only_markers_and_aborted_records_are_left(
     onceflow_kafka: KafkaServer, kafka_topic: TopicFactory, kept: KeptClients
 ) -> None:

@@ -377,6 +377,19 @@ def test_rows_of_a_savepoint_that_nobody_committed_are_produced(
         assert ids_in(servers, topic) == list(range(20))
 
 
+def test_rows_of_a_savepoint_are_produced_though_a_later_attempt_has_committed_later_rows(
+    job: KafkaJob, servers: str, topic: str, tmp_path: Path
+) -> None:
+    """Only the attempt that prepared the rows commits its transactions in order."""
+    moved = KafkaJob(job.sink, directory=tmp_path / "elsewhere", sink_id=job.sink_id)
+    with job, moved:
+        first = job.prepare(1, range(10))
+        _move_staged(job, moved, through=1)
+        assert job.committer(2).commit(job.prepare(2, range(10, 20), attempt=2)) == Committed()
+        assert moved.committer(attempt=3).commit(first) == Committed()
+        assert ids_in(servers, topic) == list(range(20))
+
+
 def _move_staged(job: KafkaJob, moved: KafkaJob, *, through: int) -> None:
     """Copy what `job` has staged through a checkpoint to `moved`, as a savepoint does."""
     kept = FileStagingArea.in_directory(str(job.directory / "savepoint"), job.sink_id)

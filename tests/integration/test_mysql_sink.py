@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.mysql_sink_kit import FLAVORS, Job, ids_in, prepared, query, xid
-from tests.integration.sink_kit import rows, until_settled
+from tests.integration.sink_kit import eventually, rows, until_settled
 
 from onceflow.clients.mysql.catalog import XaNames
 from onceflow.core.errors import SinkError
 from onceflow.core.protocol.committables import Aborted, Committable, Committed, RetryLater
-from onceflow.core.protocol.ids import CheckpointId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
+from onceflow.core.spi import WriterContext
 from onceflow.sinks import MySQLSink
+from onceflow.sinks.mysql import two_phase
+from onceflow.sinks.mysql.two_phase import XaTwoPhase
 
 
 @pytest.fixture(params=FLAVORS)
@@ -78,6 +81,30 @@ def test_name_begun_for_a_checkpoint_that_was_given_up_is_committed_with_the_nex
     assert str(following.transaction) == "job.ledger/1/5/0/0"
     assert [committer.commit(one) for one in (committable, following)] == [Committed()] * 2
     assert query(url, "SELECT COUNT(DISTINCT id), COUNT(*) FROM ledger") == [(40_000, 40_000)]
+
+
+def test_writer_takes_the_lock_that_another_session_held_at_its_next_transaction(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the lock the next attempt finds the session and ends it, though it hangs."""
+    monkeypatch.setattr(two_phase, "_LOCK_WAIT_S", 0)
+    settings = job.sink.settings
+    context = WriterContext(
+        "job", "ledger", job.sink_id, 0, 1, AttemptId(1), first_checkpoint=CheckpointId(1)
+    )
+    lock = f"{XaNames(settings.ledger_schema).writers_lock(job.sink_id)}{context.subtask}"
+    with settings.endpoint.connect("is ending") as other:
+        other.query(f"SELECT GET_LOCK('{lock}', 0)")
+        transactions = XaTwoPhase(settings.ledger_schema).transactions(settings.endpoint, context)
+        transactions.begin()
+        transactions.roll_back()
+    free = f"SELECT IS_FREE_LOCK('{lock}')"
+    eventually(lambda: int(transactions.session.query(free)[0][0]) == 1, timeout_s=10.0)
+    ((holder, mine),) = transactions.begin().query(
+        f"SELECT IS_USED_LOCK('{lock}'), CONNECTION_ID()"
+    )
+    transactions.close()
+    assert holder == mine
 
 
 @pytest.mark.parametrize("url", ["mariadb"], indirect=True)

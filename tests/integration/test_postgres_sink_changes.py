@@ -364,6 +364,24 @@ def test_a_delete_waits_for_the_oldest_of_many_prepared_transactions(
     assert query(postgres_database, "SELECT id FROM t ORDER BY id") == expected
 
 
+def test_a_delete_waits_for_no_transaction_of_another_subtask(postgres_database: str) -> None:
+    """That transaction is committed only after the checkpoint that the delete would hold up."""
+    query(postgres_database, "CREATE TABLE t (id bigint PRIMARY KEY, name text)")
+    sink = PostgresSink(
+        postgres_database, table="t", write_mode="upsert", primary_key=("id",),
+        operation_column="op", commit_mode="two_phase", lock_timeout_s=1.0,
+    )  # fmt: skip
+    with Job(sink, schema=SCHEMA) as job:
+        job.check()
+        inserting, deleting = (job.writer(subtask=subtask, parallelism=2) for subtask in (0, 1))
+        inserting.write(pa.record_batch([[1], ["a"], ["c"]], schema=SCHEMA))
+        prepared = [*inserting.pre_commit(CheckpointId(1))]
+        deleting.write(pa.record_batch([[2], [None], ["d"]], schema=SCHEMA))
+        prepared += deleting.pre_commit(CheckpointId(1))
+        assert [job.committer().commit(one) for one in prepared] == [Committed()] * 2
+    assert query(postgres_database, "SELECT id, name FROM t") == [(1, "a")]
+
+
 def test_a_delete_after_an_aborted_checkpoint_ends_the_attempt_once_and_the_next_one_goes_on(
     postgres_database: str,
 ) -> None:

@@ -104,9 +104,11 @@ def test_a_failure_is_reported_once_the_metadata_is_deleted(
     savepoints, asked, place = _begun(tmp_path)
     savepoints.write(WriteSavepoint(asked.request, COMPLETED), LOG)
     assert place.joinpath("_metadata").exists()
+    assert savepoints.last_written == COMPLETED
     asked.done.add_done_callback(lambda _: there.append(place.exists()))
     there: list[bool] = []
     savepoints.fail_begun("attempt 1 has ended")
+    assert savepoints.last_written is None, "proofs are kept for a savepoint that is deleted"
     with pytest.raises(SavepointFailed, match="attempt 1 has ended; ask again"):
         asked.done.result(0)
     assert there == [False]

@@ -325,6 +325,21 @@ def test_a_sweep_rolls_back_what_an_older_attempt_prepared_late_in_every_sink(
     assert single.prepared == []
 
 
+def test_a_sweep_commits_again_what_a_target_has_lost_since_the_recovery(job: _Job) -> None:
+    """The target was set back to an older copy, in which the transaction is prepared."""
+    job.decide(_decide(1, _tx(1)), _decide(2))
+    target = _Target()
+    target.proofs.add(_tx(1))
+    recovery = job.begin(a=_Sink(target))
+    job.recover(recovery)
+    target.proofs.discard(_tx(1))
+    target.prepared += [_tx(1), _tx(3)]
+    decision = _decide(3, attempt=2)
+    job.log.append(decision)
+    assert recovery.sweep(decision) == (RecoveredSink("uid-a", "a", aborted=1),)
+    assert (target.prepared, target.proofs) == ([], {_tx(1)})
+
+
 def test_a_retired_sink_is_recovered_and_forgotten_and_never_opened(tmp_path: Path) -> None:
     job = _Job(tmp_path, "a", "old")
     old, kept = _tx(1, sink="old"), _tx(1)

@@ -299,6 +299,27 @@ def test_the_next_commit_is_begun_once_all_before_it_are_committed() -> None:
     assert committer.early.empty()
 
 
+class UnbegunCommitter(GatedCommitter):
+    """Commits at the decision alone, as most sinks do."""
+
+    def begin_commit(self, committable: committables.Committable) -> bool:
+        super().begin_commit(committable)
+        return False
+
+
+def test_a_commit_that_cannot_be_begun_is_not_tried_in_a_tight_loop() -> None:
+    committer = UnbegunCommitter()
+    with open_worker_behind(committer, decided=0) as worker:
+        prepare(worker, FIRST)
+        assert committer.early.get(timeout=60) == ("begin", FIRST)
+        with pytest.raises(queue.Empty):
+            committer.early.get(timeout=0.2)
+        worker.commit_through(FIRST, FIRST)
+        committer.passes.release()
+        committer.await_commits([FIRST])
+    assert committer.early.empty()
+
+
 def test_what_is_begun_is_withdrawn_at_once_when_its_checkpoint_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

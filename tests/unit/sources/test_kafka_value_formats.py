@@ -190,6 +190,14 @@ def test_mixed_timestamps_of_one_column_are_all_exact() -> None:
     assert "cannot hold 1970-01-01 00:00:02.25" in _fault({"t": pa.timestamp("s", "UTC")}, *values)
 
 
+def test_each_digit_of_a_nanosecond_is_read_at_its_place() -> None:
+    texts = (b"1234567", b"12345670", b"123456789", b"000000001")
+    rows = JsonRows(settings_of({"t": pa.timestamp("ns", "UTC")}))
+    rows.add(_messages(*(b'{"t": "1970-01-01T00:00:00.%sZ"}' % digits for digits in texts)))
+    found = rows.take().column("t").cast(pa.int64()).to_pylist()
+    assert found == [123_456_700, 123_456_700, 123_456_789, 1]
+
+
 def test_newline_or_second_object_inside_a_value_never_shifts_rows() -> None:
     # Each pair is one object too many or too few if values were joined and split again.
     for bad in (b'{"id": 1}\n{"id": 2}', b'{"id": 1', b"\n", b'{"id": 1}{"id": 2}', b""):

@@ -16,6 +16,7 @@ from onceflow.clients.sql.tables import TableName
 from onceflow.core.errors import BadRecord, OffsetOutOfRange
 from onceflow.core.protocol.ids import AttemptId
 from onceflow.core.spi import ReaderContext
+from onceflow.sources.postgres.copying import CopiedRows
 from onceflow.sources.postgres.first_copy import CopiedChunks
 from onceflow.sources.postgres.position import SlotPosition, StreamPosition, TablePosition
 from onceflow.sources.postgres.reader import PostgresReader
@@ -171,6 +172,24 @@ def test_the_slot_does_not_move_for_a_table_ahead_of_a_copy(reader: PostgresRead
     reader.commit(reader.snapshot())
     # The table that is copied needs the changes after the start of the copy.
     assert _ACKNOWLEDGED == [100]
+
+
+class _Ending(_Silent):
+    """A copy that ends without a row."""
+
+    def poll(self, _: float) -> CopiedRows:  # type: ignore[override]
+        return CopiedRows(8, None, CopiedChunks().divide(()).extend(0, None, "9:9:", 150))
+
+
+def test_the_end_of_a_copy_stays_although_the_same_poll_moves_the_stream(
+    reader: PostgresReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise rows that are added from now on would be copied, and come as changes, too."""
+    monkeypatch.setattr(f"{_READER}.CopyThreads", _Ending.open)
+    for _ in range(2):
+        reader.poll(0.0)
+    (split,) = reader.snapshot()
+    assert not SlotPosition.from_split(split).is_copying
 
 
 def test_an_error_that_comes_behind_other_messages_has_its_consequence(

@@ -199,6 +199,13 @@ def test_an_update_of_the_key_deletes_the_old_row() -> None:
     assert _taken(reader) == [("d", 1), ("u", 2), ("u", 3), ("d", 4)]
 
 
+def test_a_large_key_that_is_not_sent_again_is_no_changed_key() -> None:
+    reader = _reader()
+    update = pgoutput.Update(_OID, (_key(1), None), None, (UNCHANGED, b"y"))
+    _add(reader, _begin(200), _RELATION, update, _commit(200))
+    assert _taken(reader) == [("u", 1)]
+
+
 def test_an_unchanged_large_value_comes_from_the_old_row_or_is_refused() -> None:
     reader = _reader()
     known = pgoutput.Update(_OID, None, (_key(1), b"long"), (_key(1), UNCHANGED))
