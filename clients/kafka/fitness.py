@@ -54,6 +54,11 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
     )
 
 
+def is_compacted(value: KafkaConfig) -> bool:
+    """Return True if the broker compacts a topic with these settings."""
+    return "compact" in (value.get("cleanup.policy") or "delete")
+
+
 def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Finding:
     """Return whether the topic's compaction accepts the keys of the sink's records.
 
@@ -66,7 +71,7 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
             record has one.
     """
     policy = value.get("cleanup.policy") or "delete"
-    if "compact" not in policy or keys == "":
+    if not is_compacted(value) or keys == "":
         return area.ok(f"it accepts the sink's records with their keys (cleanup.policy={policy})")
     needed = "a key in every record: the broker rejects records without one"
     if keys is None:
@@ -79,7 +84,7 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
     return area.warning(
         f"cleanup.policy={policy}, and column {keys!r} of the key may be null",
         needed,
-        "filter rows without a key before the sink: their commit would be refused",
+        "filter rows without a key before the sink: they are bad rows",
     )
 
 

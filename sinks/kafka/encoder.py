@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -114,6 +114,9 @@ class RecordEncoder:
         self._schema = schema
         self._bad_rows = bad_rows
         self._partitions: dict[str, int] = {}
+        self._null_key = record_keys.find_null_key(settings, schema)
+        self._find_compacted: Callable[[], Collection[str]] = tuple
+        self._compacted: Collection[str] | None = None
         require_columns(settings, schema)
         headers = settings.headers_column
         if headers is None and settings.format is RecordFormat.RAW and HEADERS in schema.names:
@@ -146,6 +149,15 @@ class RecordEncoder:
     def know_partitions(self, counts: dict[str, int]) -> None:
         """Set the number of partitions of each topic; rows with other partitions are refused."""
         self._partitions = counts
+
+    def refuse_null_keys(self, find_compacted: Callable[[], Collection[str]]) -> None:
+        """Refuse rows without a key for compacted topics, from which the broker rejects them.
+
+        Args:
+            find_compacted: Returns the topics that are compacted. It is called once, for the first
+                row without a key: most jobs have none, and need not ask the broker.
+        """
+        self._find_compacted = find_compacted
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records of `batch`, in order, in the layout of `records`.
@@ -237,7 +249,22 @@ class RecordEncoder:
             )
         if settings.partition_column is not None:
             rows = self._with_partitions(rows, settings.partition_column)
+        if self._null_key:
+            rows = self._with_keys(rows, self._null_key)
         return rows
+
+    def _with_keys(self, rows: pa.RecordBatch, column: str) -> pa.RecordBatch:
+        """Return the rows that have a key, or whose topic is not compacted."""
+        missing: Any = rows.column(column).is_null()
+        if not pc.any(missing).as_py():
+            return rows
+        if self._compacted is None:
+            self._compacted = self._find_compacted()
+        if not self._compacted:
+            return rows
+        compacted = pa.array([topic in self._compacted for topic in self._topics(rows)])
+        why = f"column {column!r} is the key, and a compacted topic has no records without one"
+        return self._bad_rows.sift(rows, pc.and_(missing, compacted), why, shows=column)
 
     def _with_partitions(self, rows: pa.RecordBatch, column: str) -> pa.RecordBatch:
         counts: Any = pa.array([self._count(topic) for topic in self._topics(rows)], pa.int64())

@@ -95,6 +95,20 @@ def configuration(brokers: Brokers, resource: ConfigResource) -> dict[str, str]:
         return {}
 
 
+def find_compacted(settings: KafkaSinkSettings) -> frozenset[str]:
+    """Return the topics that are compacted, without those whose settings the user may not read.
+
+    Raises:
+        SinkError: No broker replied in time.
+    """
+    brokers = open_brokers(settings)
+    return frozenset(
+        topic
+        for topic in settings.topics
+        if fitness.is_compacted(configuration(brokers, ConfigResource("TOPIC", topic)))
+    )
+
+
 _logger = logging.getLogger("onceflow.sinks.kafka")
 
 _BROKERS_DEFAULT = -1

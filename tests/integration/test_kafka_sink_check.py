@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -142,6 +142,46 @@ def test_a_compacted_topic_is_refused_for_records_without_keys(
         assert job.committer().commit(job.prepare(1, range(3))) == Committed()
         assert kafka_sink_kit.ids_in(servers, compacted) == [0, 1, 2]
     assert "column 'account' of the key may be null" in caplog.text
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_row_without_a_key_for_a_compacted_topic_is_a_bad_row(
+    onceflow_kafka: KafkaServer,
+    topic: str,
+    tmp_path: Path,
+    delivery: Literal["exactly_once", "at_least_once"],
+) -> None:
+    config = {"cleanup.policy": "compact"}
+    compacted = onceflow_kafka.create_topic(f"{topic}-compacted", 1, config=config)
+    servers = onceflow_kafka.bootstrap_servers
+    mixed = pa.RecordBatch.from_pylist(
+        [
+            {"id": number, "account": key, "to": to}
+            for number, (key, to) in enumerate(
+                [("7", compacted), (None, compacted), (None, topic), ("7", topic)]
+            )
+        ],
+        pa.schema([SCHEMA.field("id"), SCHEMA.field("account"), pa.field("to", pa.string())]),
+    )
+    sink = KafkaSink(
+        servers, topic=(compacted, topic), topic_column="to", key="account", delivery=delivery
+    )
+    with kafka_sink_kit.KafkaJob(
+        sink,
+        directory=tmp_path,
+        sink_id=f"c.{topic[-16:]}",
+        schema=mixed.schema,
+        on_bad_row=OnBadRow.DROP,
+    ) as job:
+        writer = job.check().writer()
+        writer.write(mixed)
+        (rejected,) = writer.take_rejected()
+        assert rejected.rows.to_pylist() == mixed.slice(1, 1).to_pylist()
+        assert "compacted" in rejected.reasons[0]
+        for committable in writer.pre_commit(CheckpointId(1)):
+            assert job.committer().commit(committable) == Committed()
+    assert kafka_sink_kit.ids_in(servers, compacted) == [0]
+    assert kafka_sink_kit.ids_in(servers, topic) == [2, 3]
 
 
 def test_a_transaction_timeout_over_the_brokers_is_refused(
