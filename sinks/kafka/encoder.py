@@ -114,10 +114,10 @@ class RecordEncoder:
         self._schema = schema
         self._bad_rows = bad_rows
         self._partitions: dict[str, int] = {}
-        self._null_key = record_keys.find_null_key(settings, schema)
         self._find_compacted: Callable[[], Collection[str]] = tuple
         self._compacted: Collection[str] | None = None
         require_columns(settings, schema)
+        self._null_key = record_keys.find_null_key(settings, schema)
         headers = settings.headers_column
         if headers is None and settings.format is RecordFormat.RAW and HEADERS in schema.names:
             headers = HEADERS

@@ -6,17 +6,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.conformance.state_job import (
-    Job,
-    States,
-    keys_named,
-)
+from tests.conformance.state_job import MAX_PARALLELISM, Job, States, keys_named
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
 from onceflow.core.protocol.ids import CheckpointId
-from onceflow.core.state import (
-    StateHandle,
-)
+from onceflow.core.state import StateHandle, key_group_of
 
 
 def test_a_snapshot_holds_the_state_as_of_its_barrier_whatever_happens_before_its_upload(
@@ -154,3 +148,37 @@ def test_uploads_on_another_thread_while_the_owner_goes_on_hold_their_barrier(jo
             assert restored.read(key) == (
                 number + 1, expected, {str(n): 1 for n in range(number + 1)},
             )  # fmt: skip
+
+
+def test_a_map_that_was_cleared_has_only_the_entries_put_since(job: Job) -> None:
+    states = States(job.open())
+    states.fill(["a"], "before", 1)
+    job.snapshot(states.store)
+    states.store.set_current_key("a")
+    states.map.clear()
+    states.map.put("after", 2)
+    assert dict(states.map.items()) == {"after": 2}
+    restored = States(job.open(job.snapshot(states.store)))
+    assert restored.read("a")[2] == {"after": 2}
+
+
+def test_a_subtask_between_two_others_keeps_only_its_own_key_groups(job: Job) -> None:
+    keys = keys_named(60)
+    whole = States(job.open())
+    whole.fill(keys, "whole", 1)
+    handles = job.snapshot(whole.store)
+    parts: list[tuple[StateHandle, ...]] = []
+    for index in range(3):
+        part = States(job.open(handles, index=index, parallelism=3))
+        if index != 1:
+            own = job.context(index, 3).key_groups
+            for key in keys:
+                if key_group_of(key, MAX_PARALLELISM) in own:
+                    part.store.set_current_key(key)
+                    part.value.clear()
+        parts.append(job.snapshot(part.store))
+    # A restore begins with the files of the first one.
+    together = States(job.open([*parts[1], *parts[0], *parts[2]]))
+    middle = job.context(1, 3).key_groups
+    for key in keys:
+        assert together.read(key)[0] == (key_group_of(key, MAX_PARALLELISM) in middle)
