@@ -101,6 +101,7 @@ def test_a_batch_with_a_task_beside_its_twin_is_settled_by_the_next_run(
     assert not driver.in_doubt()
 
 
+@pytest.mark.untraced("decides a batch twice in one attempt")
 @on_postgres
 def test_rows_that_are_staged_where_the_driver_does_not_look_are_not_decided(
     database: Database, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,7 @@ from onceflow.core.spi import OnBadRow
 from onceflow.core.spi.dead_letters import DEAD_LETTERS
 from onceflow.core.spi.staging import is_staged
 from onceflow.integration.servers import EmbeddedPostgres
+from onceflow.integration.servers.postgres import create_database
 from onceflow.sinks import PostgresSink
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -40,14 +42,12 @@ def server() -> Iterator[EmbeddedPostgres]:
 
 @pytest.fixture
 def url(server: EmbeddedPostgres) -> str:
-    """Return the url of a database with an empty table `ledger`, which nobody has written to."""
-    query(
-        server.url,
-        "DROP SCHEMA IF EXISTS onceflow CASCADE",
-        "DROP TABLE IF EXISTS ledger, letters",
-        "CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount int)",
-    )
-    return server.url
+    """Return the url of a new database with an empty table `ledger`."""
+    name = f"room_{uuid.uuid4().hex[:8]}"
+    create_database(server.url, name)
+    url = server.database_url(name)
+    query(url, "CREATE TABLE ledger (id bigint PRIMARY KEY, account text, amount int)")
+    return url
 
 
 def save(spark: SparkSession, url: str, ids: str, **options: str) -> None:
