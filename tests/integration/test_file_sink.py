@@ -251,6 +251,21 @@ def test_in_doubt_lists_exactly_this_sinks_transactions(job: FileJob, directory:
     assert seen_ids(directory) == [1]
 
 
+def test_an_abort_that_died_half_way_is_in_doubt_until_it_is_done_again(
+    job: FileJob, directory: Path
+) -> None:
+    committable = job.prepare(1, range(3))
+    own = directory / "_onceflow/job.files"
+    (manifest,) = (own / "staged").iterdir()
+    (own / "aborting").mkdir()
+    manifest.rename(own / "aborting" / manifest.name)
+    committer = job.committer()
+    assert committables(committer.in_doubt()) == ["job.files/1/1/0/0"]
+    assert committer.abort(committable) == Aborted()
+    assert committables(committer.in_doubt()) == []
+    assert hidden_files(directory, "open") == []
+
+
 @pytest.mark.parametrize("sink_id", [".hidden", "_Hidden", "UPPER", "a.b-c_d", "x" * 32, ".."])
 def test_any_sink_id_is_kept_apart_and_its_files_are_seen(directory: Path, sink_id: str) -> None:
     with FileJob(FileSink(str(directory)), sink_id=sink_id) as job:
