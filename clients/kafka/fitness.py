@@ -56,7 +56,11 @@ def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str)
 
 def is_compacted(value: KafkaConfig) -> bool:
     """Return True if the broker compacts a topic with these settings."""
-    return "compact" in (value.get("cleanup.policy") or "delete")
+    return "compact" in _cleanup_policy(value)
+
+
+def _cleanup_policy(value: KafkaConfig) -> str:
+    return value.get("cleanup.policy") or "delete"
 
 
 def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Finding:
@@ -70,7 +74,7 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
         keys: The column of the key that may be null; empty if every record has a key, None if no
             record has one.
     """
-    policy = value.get("cleanup.policy") or "delete"
+    policy = _cleanup_policy(value)
     if not is_compacted(value) or keys == "":
         return area.ok(f"it accepts the sink's records with their keys (cleanup.policy={policy})")
     needed = "a key in every record: the broker rejects records without one"

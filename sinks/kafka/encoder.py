@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -114,8 +115,7 @@ class RecordEncoder:
         self._schema = schema
         self._bad_rows = bad_rows
         self._partitions: dict[str, int] = {}
-        self._find_compacted: Callable[[], Collection[str]] = tuple
-        self._compacted: Collection[str] | None = None
+        self._find_compacted_topics: Callable[[], Collection[str]] = tuple
         require_columns(settings, schema)
         self._null_key = record_keys.find_null_key(settings, schema)
         headers = settings.headers_column
@@ -150,14 +150,16 @@ class RecordEncoder:
         """Set the number of partitions of each topic; rows with other partitions are refused."""
         self._partitions = counts
 
-    def refuse_null_keys(self, find_compacted: Callable[[], Collection[str]]) -> None:
-        """Refuse rows without a key for compacted topics, from which the broker rejects them.
+    def refuse_null_keys(self, find_compacted_topics: Callable[[], Collection[str]]) -> None:
+        """Refuse rows that have no key and go to a compacted topic: its broker rejects them.
+
+        If a topic is compacted only later, its broker still rejects such rows at their commit.
 
         Args:
-            find_compacted: Returns the topics that are compacted. It is called once, for the first
-                row without a key: most jobs have none, and need not ask the broker.
+            find_compacted_topics: Returns the topics that are compacted. It is called once, for the
+                first row without a key. Most jobs have no such row, and do not ask the broker.
         """
-        self._find_compacted = find_compacted
+        self._find_compacted_topics = cache(find_compacted_topics)
 
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records of `batch`, in order, in the layout of `records`.
@@ -255,16 +257,12 @@ class RecordEncoder:
 
     def _with_keys(self, rows: pa.RecordBatch, column: str) -> pa.RecordBatch:
         """Return the rows that have a key, or whose topic is not compacted."""
-        missing: Any = rows.column(column).is_null()
-        if not pc.any(missing).as_py():
+        keys: Any = rows.column(column)
+        if not keys.null_count or not (topics := self._find_compacted_topics()):
             return rows
-        if self._compacted is None:
-            self._compacted = self._find_compacted()
-        if not self._compacted:
-            return rows
-        compacted = pa.array([topic in self._compacted for topic in self._topics(rows)])
-        why = f"column {column!r} is the key, and a compacted topic has no records without one"
-        return self._bad_rows.sift(rows, pc.and_(missing, compacted), why, shows=column)
+        compacted = pa.array([topic in topics for topic in self._topics(rows)])
+        why = f"column {column!r} is the key, and a compacted topic takes no records without one"
+        return self._bad_rows.sift(rows, pc.and_(keys.is_null(), compacted), why, shows=column)
 
     def _with_partitions(self, rows: pa.RecordBatch, column: str) -> pa.RecordBatch:
         counts: Any = pa.array([self._count(topic) for topic in self._topics(rows)], pa.int64())

@@ -95,10 +95,11 @@ def configuration(brokers: Brokers, resource: ConfigResource) -> dict[str, str]:
         return {}
 
 
-def find_compacted(settings: KafkaSinkSettings) -> frozenset[str]:
+def find_compacted_topics(settings: KafkaSinkSettings) -> frozenset[str]:
     """Return the topics that are compacted, without those whose settings the user may not read.
 
     Raises:
+        ConfigError: The broker refuses the user or the password.
         SinkError: No broker replied in time.
     """
     brokers = open_brokers(settings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from onceflow.core.spi.bad_rows import BadRows
 from onceflow.core.spi.staging import RowStager, require_staging
 from onceflow.sinks.kafka.clients import open_brokers, open_producer
 from onceflow.sinks.kafka.encoder import RecordEncoder
-from onceflow.sinks.kafka.preflight import find_compacted
+from onceflow.sinks.kafka.preflight import find_compacted_topics
 from onceflow.sinks.kafka.records import Produces, produce
 from onceflow.sinks.kafka.settings import STAGED, KafkaSinkSettings
 
@@ -50,7 +51,7 @@ class RecordWriter(SinkWriter):
             self._encoder.ask_schema()
         if settings.partition_column is not None:
             self._encoder.know_partitions(_partition_counts(settings))
-        self._encoder.refuse_null_keys(lambda: find_compacted(settings))
+        self._encoder.refuse_null_keys(partial(find_compacted_topics, settings))
 
     def take_rejected(self) -> tuple[RejectedRows, ...]:
         """Return the rows left out since the last call, with their reasons."""
