@@ -258,6 +258,7 @@ _STYLED: dict[str, tuple[str, str]] = {
     "stay": ("tstzrange", '["2026-03-08 06:30:00+00","2026-03-08 07:30:00+00")'),
     "days": ("daterange", "[2026-01-02,2026-02-01)"),
     "pair": ("pair", '(0.30000000000000004,"2026-01-02 03:04:05")'),
+    "blob": ("blob", r'("\\x00ff")'),
 }
 """Types whose texts depend on settings of the session, and values as Postgres writes them."""
 
@@ -270,11 +271,13 @@ def test_texts_of_postgres_do_not_depend_on_the_settings_of_the_database(
     database = urlsplit(postgres.url).path[1:]
     postgres.execute(
         "CREATE TYPE pair AS (x float8, at timestamp)",
+        "CREATE TYPE blob AS (content bytea)",
         f"CREATE TABLE styled (id int, {columns})",
         f"INSERT INTO styled VALUES (1, {values})",
         f"ALTER DATABASE \"{database}\" SET datestyle = 'SQL, DMY'",
         f'ALTER DATABASE "{database}" SET intervalstyle = sql_standard',
         f'ALTER DATABASE "{database}" SET extra_float_digits = -10',
+        f'ALTER DATABASE "{database}" SET bytea_output = escape',
     )
     expected = {name: value for name, (_, value) in _STYLED.items()}
     for source in (postgres.source("styled"), postgres.query("SELECT * FROM styled")):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -38,6 +38,7 @@ from onceflow.core.arrow.kinds import cast_rows
 from onceflow.core.errors import ConfigError, SinkError
 from onceflow.sinks.postgres.dialect import POSTGRES
 from onceflow.sinks.sql.dialect import Dialect
+from onceflow.sources.postgres.text_values import TEXT_SETTINGS
 
 _HELD_S = 600.0
 """The time in seconds for which a snapshot is held for tasks that have not begun."""
@@ -71,9 +72,16 @@ _DENIED = re.compile(
 )
 _LOST_SHAPE = "has an array of several dimensions, or whose indexes do not begin at 1"
 _AS_THEY_ARE = frozenset({*_COMPARED, "bpchar", "bytea"})
-# The texts of values must not depend on the settings of the server, the database or the role. Only
-# the style of dates is set, because their order also decides what the text of a query means.
-_TEXT_FORM = ("DateStyle = ISO", "IntervalStyle = postgres", "extra_float_digits = 3")
+# The texts of values must not depend on the settings of the server, the database or the role. The
+# time zone, the order of day and month, and lc_monetary stay as they are: they also decide what the
+# user's own query computes.
+_TEXT_FORM: Mapping[str, str] = {
+    "DateStyle": "ISO",
+    **{
+        name: TEXT_SETTINGS[name]
+        for name in ("IntervalStyle", "extra_float_digits", "bytea_output")
+    },
+}
 
 _PAGES = """
     SELECT coalesce(max(pg_catalog.pg_relation_size(c.oid)), 0)
@@ -144,8 +152,8 @@ class PostgresRows(RowSource):
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             if snapshot:
                 cursor.execute(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-            for setting in _TEXT_FORM:
-                cursor.execute(f"SET LOCAL {setting}")
+            for name, value in _TEXT_FORM.items():
+                cursor.execute(f"SET LOCAL {name} = {literal(value)}")
             cursor.adbc_statement.set_options(
                 **{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)}
             )
