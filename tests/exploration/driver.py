@@ -172,7 +172,7 @@ class DriverProcess:
     ) -> None:
         self.plan, self.owner, self.variant = plan, owner, variant
         self.known: Known | None = () if from_savepoint else None
-        """What the driver knows of the savepoint that it starts from."""
+        """The progress of the start from a savepoint; None if the job starts without one."""
         self.saving: Saving | None = None
         self.phase = "begin"
         self.view: LogView | None = None
@@ -274,7 +274,7 @@ class DriverProcess:
         self._go_on("claim", Thread(procedure, arguments).run())
 
     def _claimed(self, end: Ended) -> None:
-        end = self._take_begun(end)
+        end = self._note_progress(end)
         if end.error is not None:
             self._fail(end.error)
             return
@@ -287,14 +287,14 @@ class DriverProcess:
         self._go_on("restore point", Thread(procedure, arguments).run())
 
     def _restored(self, end: Ended) -> None:
-        end = self._take_begun(end)
+        end = self._note_progress(end)
         if end.error is not None:
             self._fail(end.error)
             return
         self.view, self.targets_agree = end.result, True
         self._run()
 
-    def _take_begun(self, end: Ended) -> Ended:
+    def _note_progress(self, end: Ended) -> Ended:
         """Keep what a procedure has learnt about the savepoint, and return how it has ended."""
         begun = end.result
         if not isinstance(begun, Begun):
@@ -530,7 +530,7 @@ class DriverProcess:
             case "sinks":
                 self._recovered(thread)
             case "savepoint":
-                self._saved(thread)
+                self._continue_saving(thread)
             case sink_id:
                 self._whole_committed(sink_id, thread)
 
@@ -560,46 +560,42 @@ class DriverProcess:
 
     # --- savepoints ------------------------------------------------------------------------------
 
-    def _saved(self, end: Ended) -> None:
+    def _continue_saving(self, end: Ended) -> None:
         """Go on with the savepoint after one request. Mirrors `Savepoints.write`."""
         saving = self.saving
         if saving is None:
             return
-        assert saving.completed is not None
-        match saving.stage:
-            case "deleting":
-                self.saving = None
-                # If the deletion has failed, the user is told to look.
-                if end.error is None:
-                    self._effects.append(SavepointAnswered(False))
-            case "copying" if not saving.failure and end.error is None:
-                assert self.view is not None
-                memory = self.variant.memory_at(self.view, saving.completed)
-                self.saving = replace(saving, stage="finishing")
-                savepoint = savepoints.content_of(saving, memory)
-                self._go_on("savepoint", Thread(savepoints.finish, (savepoint,)).run())
-            case "finishing" if saving.failure:
-                self._delete_savepoint()
-            case "copying" if saving.failure:
-                self.saving = None
-            case _:
-                error = "" if end.error is None else str(end.error)
-                self._tell(
-                    attempt_facts.SavepointWritten(
-                        AttemptId(self.attempt),
-                        saving.completed.checkpoint,
-                        saving.request,
-                        0,
-                        error,
-                    )
+        completed = saving.completed
+        assert completed is not None
+        if saving.stage == "deleting":
+            self.saving = None
+            # If the deletion has failed, the user is told to look.
+            if end.error is None:
+                self._effects.append(SavepointAnswered(False))
+        elif saving.failure and saving.stage == "copying":
+            self.saving = None
+        elif saving.failure:
+            self._delete_savepoint()
+        elif saving.stage == "copying" and end.error is None:
+            assert self.view is not None
+            memory = self.variant.memory_at(self.view, completed)
+            self.saving = replace(saving, stage="finishing")
+            savepoint = savepoints.content_of(saving, memory)
+            self._go_on("savepoint", Thread(savepoints.finish, (savepoint,)).run())
+        else:
+            error = "" if end.error is None else str(end.error)
+            self._tell(
+                attempt_facts.SavepointWritten(
+                    AttemptId(self.attempt), completed.checkpoint, saving.request, 0, error
                 )
+            )
 
     def _fail_savepoint(self, reason: str) -> None:
         """Answer a savepoint that is certainly not whole; delete one that may be."""
         saving = self.saving
         if saving is None or saving.failure:
             return
-        self.saving = savepoints.failed(saving, reason)
+        self.saving = savepoints.note_failure(saving, reason)
         if saving.stage in {"acks", "copying"}:
             self._effects.append(SavepointAnswered(False))
             if "savepoint" not in self.threads:

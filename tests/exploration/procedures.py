@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How far a driver has come that starts from the savepoint."""
+    """The result of one procedure of a driver that starts the job from a savepoint."""
 
     view: LogView | None
     known: Known

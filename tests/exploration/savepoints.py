@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from tests.exploration import calls
 from tests.exploration.calls import Calls
@@ -36,8 +36,7 @@ class Saving:
     """A savepoint that an attempt has begun, and that is not answered or not cleaned up."""
 
     request: SavepointRequest
-    stage: str = "acks"
-    """acks, copying, finishing, or deleting."""
+    stage: Literal["acks", "copying", "finishing", "deleting"] = "acks"
     completed: CompletedCheckpoint | None = None
     failure: str = ""
 
@@ -114,5 +113,6 @@ def known_of(restore: SavepointRestore) -> Known:
     return tuple((name, getattr(restore, name)) for name in _KEPT)
 
 
-def failed(saving: Saving, reason: str) -> Saving:
+def note_failure(saving: Saving, reason: str) -> Saving:
+    """Return `saving` with the reason for which it has failed; the first reason stays."""
     return replace(saving, failure=saving.failure or reason)

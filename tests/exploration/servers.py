@@ -313,6 +313,9 @@ def check_finished(log: Log, targets: tuple[Target, ...], *, is_stopped: bool = 
     """Check that each row is in each target once, and that older attempts left nothing.
 
     If the job was stopped, the rows before the last barrier are in the targets, and no others.
+
+    Raises:
+        Violation: A row is missing or is there twice, or a transaction is still prepared.
     """
     for target in targets:
         expected = (1,) * len(target.visible)
@@ -345,7 +348,11 @@ def keep(log: Log, targets: tuple[Target, ...], savepoint: Savepoint) -> Log:
 
 
 def check_answer(log: Log, *, is_written: bool) -> None:
-    """Check that a savepoint is whole if its user is told so, and not there otherwise."""
+    """Check that a savepoint is whole if its user is told so, and not there otherwise.
+
+    Raises:
+        Violation: The answer is wrong.
+    """
     if is_written and log.savepoint is None:
         raise Violation("a savepoint is reported as written, and is not whole")
     if not is_written and log.savepoint is not None:
@@ -353,7 +360,11 @@ def check_answer(log: Log, *, is_written: bool) -> None:
 
 
 def check_refused(log: Log, reason: str) -> None:
-    """Check that no start is refused from the savepoint with which the job has stopped."""
+    """Check that no start is refused from the savepoint with which the job has stopped.
+
+    Raises:
+        Violation: It is refused.
+    """
     last = decode(log.decisions[-1])
     if log.savepoint is None or not isinstance(last, CheckpointDecided):
         return

@@ -236,7 +236,7 @@ class Transitions:
         for effect in effects:
             if isinstance(effect, slot.Leave):
                 process, inbox = GONE, ()
-                outbox = (*outbox, self._gone(slot_state, effect.reason))
+                outbox = (*outbox, self._code_of_loss(slot_state, effect.reason))
             elif isinstance(effect, exchange.SendElement):
                 sent.append(effect)
             else:
@@ -269,7 +269,7 @@ class Transitions:
             attempt_facts.SlotMessageReceived(attempt, slot_state.number, message)
         )
 
-    def _gone(self, slot_state: SlotState, reason: str) -> int:
+    def _code_of_loss(self, slot_state: SlotState, reason: str) -> int:
         return self.codes.code(
             attempt_facts.SlotGone(slot_state.number, AttemptId(slot_state.attempt), reason)
         )
@@ -277,7 +277,9 @@ class Transitions:
     def _end_slot(self, state: State, index: int) -> State:
         slot_state = state.slots[index]
         outbox = (
-            (*slot_state.outbox, self._gone(slot_state, "killed")) if slot_state.driver >= 0 else ()
+            (*slot_state.outbox, self._code_of_loss(slot_state, "killed"))
+            if slot_state.driver >= 0
+            else ()
         )
         ended = slot_state._replace(process=GONE, inbox=(), outbox=outbox, channels=())
         return with_slot(state, index, ended)._replace(faults=state.faults - 1)
