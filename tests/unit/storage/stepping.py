@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from typing_extensions import override
@@ -82,14 +81,12 @@ class SteppingFileSystem(filesystem.CreatesAtomically):
 
     def __init__(self, scheduler: Scheduler, *, lost_replies: float = 0.0) -> None:
         self.files: dict[str, bytes] = {}
-        # Each log has a name of its own in traces.
-        self._name = uuid.uuid4().hex
         self._scheduler = scheduler
         self._lost_replies = lost_replies
 
     @override
     def location(self, path: str) -> str:
-        return f"memory-{self._name}/{path}"
+        return f"memory/{path}"
 
     @override
     def create_if_absent(self, path: str, data: bytes) -> filesystem.CreateOutcome:

@@ -111,7 +111,6 @@ def test_what_another_driver_claimed_meanwhile_is_seen_before_the_claim(
     assert records(tmp_path) == before
 
 
-@pytest.mark.untraced("settles a sink without a sweep")
 def test_a_sink_that_is_settled_beside_an_append_is_gone_with_the_next(tmp_path: Path) -> None:
     files = Interrupted(str(tmp_path))
     log = DecisionLog(files, JobPaths("ledger")).claim("driver", ["old", "new"])
