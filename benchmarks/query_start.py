@@ -140,7 +140,7 @@ class QueryBench:
                         topic.grow()
                     process.await_that(commit.exists, _COMMIT_LOOK_S)
                 times = process.end()
-            _check_rows(connection, stage.payments, exactly_once=kind is not Kind.SPARK)
+            _require_rows(connection, stage.payments, exactly_once=kind is not Kind.SPARK)
         return self._to_figures(times, first_rows_s, cpu_s)
 
     def _to_figures(self, times: QueryTimes, first_rows_s: float, cpu_s: float) -> QueryFigures:
@@ -219,11 +219,13 @@ def _has_rows(connection: psycopg.Connection) -> bool:
     return connection.execute("SELECT 1 FROM payments LIMIT 1").fetchone() is not None
 
 
-def _check_rows(connection: psycopg.Connection, payments: Payments, *, exactly_once: bool) -> None:
-    """Return if the table has each payment, and no other row.
+def _require_rows(
+    connection: psycopg.Connection, payments: Payments, *, exactly_once: bool
+) -> None:
+    """Require that the table has each payment, and no other row.
 
     Raises:
-        BenchmarkError: It has not.
+        BenchmarkError: A payment is missing, or is there too often, or has other values.
     """
     counts = connection.execute(_COUNTS).fetchone()
     assert counts is not None

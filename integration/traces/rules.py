@@ -231,10 +231,10 @@ class Rules:
         batch: str = event.facts.get("batch", "")
         # A batch lists the transaction of one try of each task.
         if not batch:
-            yield from self._check_listed(event, listed)
+            yield from self._find_unlisted(event, listed)
         self.decisions.setdefault(key, _Decision(listed, batch=batch))
 
-    def _check_listed(self, event: TracedStep, listed: Collection[TransactionId]) -> Iterator[str]:
+    def _find_unlisted(self, event: TracedStep, listed: Collection[TransactionId]) -> Iterator[str]:
         """Yield the transactions that a decision should list and does not."""
         for transaction, (by, prepared) in self.prepared.items():
             is_before = by == event.attempt and prepared <= event.checkpoint

@@ -86,7 +86,7 @@ def test_name_begun_for_a_checkpoint_that_was_given_up_is_committed_with_the_nex
 def test_writer_takes_the_lock_that_another_session_held_at_its_next_transaction(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the lock the next attempt finds the session and ends it, though it hangs."""
+    """The next attempt ends the session that holds this lock, even if that session hangs."""
     monkeypatch.setattr(two_phase, "_LOCK_WAIT_S", 0)
     settings = job.sink.settings
     context = WriterContext(

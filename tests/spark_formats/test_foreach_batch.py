@@ -149,7 +149,7 @@ def test_tables_of_two_databases_and_dead_letters_have_one_decision(
         if broken[0] and batch_id == 1:
             totals = totals.selectExpr("account", "CAST(raise_error('broken') AS bigint) AS n")
         return {
-            # A null is refused when it is written, and a host only with all rows at the pre-commit.
+            # The writer refuses a null at once. The server refuses a host, at the pre-commit.
             "orders": batch.selectExpr(
                 "id",
                 "IF(id % 50 = 0, NULL, account) AS account",
