@@ -17,7 +17,7 @@ import pyarrow as pa
 from onceflow.core.arrow.exact_arrays import InexactValue, cast_exactly, exact_array
 from onceflow.core.arrow.kinds import is_bytes, is_list, is_text, to_plain_type
 from onceflow.core.errors import ConfigError
-from onceflow.core.plan.integer_overflow import find_expressions, list_operands
+from onceflow.core.plan.integer_overflow import find_expressions, list_operands, resolve_types
 from onceflow.core.plan.sql_functions import NamedFunction
 
 _UNITS = ("s", "ms", "us", "ns")
@@ -55,7 +55,8 @@ def check_arguments(
     for below, expression in find_expressions(plan):
         for function, arguments in _find_calls(expression, by_name):
             rows = context.create_dataframe_from_logical_plan(below)
-            kinds = _resolve_types(context, rows, arguments)
+            columns = [argument.alias(f"c{at}") for at, argument in enumerate(arguments)]
+            kinds = resolve_types(context, rows.select(*columns))
             for number, (argument, kind, takes) in enumerate(
                 zip(arguments, kinds, function.takes, strict=True), 1
             ):
@@ -78,16 +79,6 @@ def advise_casts(problem: str, functions: tuple[NamedFunction, ...]) -> str:
             casts = ", ".join(_write_cast("…", takes) for takes in function.takes)
             return f" Call it as {function.name}({casts}) to round or convert other types"
     return ""
-
-
-def _resolve_types(context: Any, rows: Any, arguments: list[Any]) -> list[pa.DataType]:
-    """Return the types of `arguments` as the engine computes them.
-
-    Only the optimizer knows the type of a CASE: before, it is that of the first branch.
-    """
-    columns = [argument.alias(f"c{at}") for at, argument in enumerate(arguments)]
-    plan = rows.select(*columns).optimized_logical_plan()
-    return [field.type for field in context.create_dataframe_from_logical_plan(plan).schema()]
 
 
 def _write_sql(rows: Any, argument: Any) -> str:

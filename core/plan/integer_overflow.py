@@ -92,6 +92,10 @@ def _select_integers(context: Any, plan: Any) -> Iterator[tuple[list[_Arithmetic
 
 def _check_rows(arithmetic: _Arithmetic, result: pa.Array, left: pa.Array, right: pa.Array) -> None:
     kind = result.type
+    # The result of a CASE may have another type than the plan says. A difference of two dates is a
+    # number of days, which cannot overflow.
+    if not pa.types.is_integer(kind) or pa.types.is_temporal(left.type):
+        return
     compute = _CHECKED[arithmetic.operator]
     try:
         compute(cast_rows(left, kind), cast_rows(right, kind))
@@ -176,6 +180,15 @@ def _is_true(condition: Any) -> Any:
     """Return `condition` with nulls replaced by false."""
     datafusion: Any = import_module("datafusion")
     return datafusion.functions.coalesce(condition, datafusion.lit(False))
+
+
+def resolve_types(context: Any, frame: Any) -> list[pa.DataType]:
+    """Return the types of the columns of `frame` as the engine computes them.
+
+    Only the optimizer knows the type of a CASE: before, it is that of the first branch.
+    """
+    plan = frame.optimized_logical_plan()
+    return [field.type for field in context.create_dataframe_from_logical_plan(plan).schema()]
 
 
 def list_operands(expression: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import naming_extras
 from onceflow.core.plan.function_arguments import advise_casts, check_arguments
-from onceflow.core.plan.integer_overflow import check_integers, computes_integers
+from onceflow.core.plan.integer_overflow import check_integers, computes_integers, resolve_types
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
 from onceflow.core.spi.bad_rows import quote_row
 
@@ -76,7 +76,10 @@ class StreamSql:
         made: pa.Schema = frame.schema()
         if not made.names:
             raise ConfigError(f"sql({self.query!r}) has no columns")
-        return pa.schema([field.with_type(_plain(field.type)) for field in made])
+        kinds = resolve_types(context, frame)
+        return pa.schema(
+            [field.with_type(_plain(kind)) for field, kind in zip(made, kinds, strict=True)]
+        )
 
     def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the query's result for `rows`, in their order.

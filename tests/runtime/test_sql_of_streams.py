@@ -58,6 +58,21 @@ def test_a_value_that_an_expression_cannot_take_names_the_operator(
         pipeline.run(60)
 
 
+def test_a_case_of_integers_and_doubles_and_a_difference_of_dates_are_written_as_they_are(
+    cluster: AnyCluster, tmp_path: Path
+) -> None:
+    pipeline, records, sink = begin(cluster, tmp_path, CountingSource(4))
+    rows = records.sql(
+        "SELECT id, CASE WHEN id < 2 THEN id ELSE 0.5 END AS share,"
+        " CAST('2024-03-0' || (id + 1) AS DATE) - DATE '2024-02-28' AS days FROM stream"
+    )
+    rows.write(sink, uid="out")
+    pipeline.run(60)
+    assert sorted((row["id"], row["share"], row["days"]) for row in sink.rows()) == [
+        (0, 0.0, 2), (1, 1.0, 3), (2, 0.5, 4), (3, 0.5, 5)
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("where", [False, True], ids=["sql", "aggregate"])
 def test_a_division_by_zero_names_the_expression_and_the_record(
     cluster: AnyCluster, tmp_path: Path, *, where: bool

@@ -70,6 +70,24 @@ def test_rows_are_selected_filtered_and_unnested_in_their_order(
 
 
 @pytest.mark.parametrize(
+    ("expression", "kind", "expected"),
+    [
+        ("CASE WHEN id = 1 THEN amountCents ELSE 0.5 END", pa.float64(), [250.0, 0.5, 0.5]),
+        ("CASE WHEN id = 1 THEN CAST(7 AS TINYINT) ELSE id END", pa.int64(), [7, 2, 3]),
+        ("id / CAST(4 AS BIGINT UNSIGNED)", pa.decimal128(24, 4), ["0.2500", "0.5000", "0.7500"]),
+        ("CAST('2024-03-0' || id AS DATE) - DATE '2024-02-28'", pa.int64(), [2, 3, 4]),
+    ],
+)
+def test_a_column_has_the_type_that_the_engine_computes(
+    expression: str, kind: pa.DataType, expected: list[Any]
+) -> None:
+    sql = StreamSql(f"SELECT {expression} AS v FROM stream", SCHEMA)
+    assert sql.resolve_schema().field("v").type == kind
+    (rows,) = sql.apply(pa.RecordBatch.from_pylist(ROWS, SCHEMA))
+    assert rows.column("v") == pa.array(expected).cast(kind)
+
+
+@pytest.mark.parametrize(
     ("query", "named"),
     [
         ("SELECT account, sum(id) FROM stream GROUP BY account", "Aggregate.*running"),
