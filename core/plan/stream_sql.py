@@ -19,6 +19,7 @@ import pyarrow as pa
 from onceflow.core.arrow.kinds import holds
 from onceflow.core.errors import ConfigError
 from onceflow.core.imports import naming_extras
+from onceflow.core.plan.arrow_queries import ArrowQuery, translate_query
 from onceflow.core.plan.function_arguments import advise_casts, check_arguments
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers, resolve_types
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
@@ -73,13 +74,10 @@ class StreamSql:
             raise self._refuse(error) from error
         self._require_row_by_row(frame)
         check_arguments(context, frame.logical_plan(), self.functions, f"sql({self.query!r})")
-        made: pa.Schema = frame.schema()
+        made = _read_schema(context, frame)
         if not made.names:
             raise ConfigError(f"sql({self.query!r}) has no columns")
-        kinds = resolve_types(context, frame)
-        return pa.schema(
-            [field.with_type(_plain(kind)) for field, kind in zip(made, kinds, strict=True)]
-        )
+        return made
 
     def apply(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the query's result for `rows`, in their order.
@@ -92,7 +90,11 @@ class StreamSql:
         """
         self._failures.clear()
         try:
-            yield from self._run(self._context, rows)
+            made = None if self._arrow_query is None else self._arrow_query.select(rows)
+            if made is None:
+                yield from self._run(self._context, rows)
+            else:
+                yield made
         except OverflowError:
             raise
         except Exception as error:
@@ -133,6 +135,13 @@ class StreamSql:
     @cached_property
     def _computes_integers(self) -> bool:
         return computes_integers(self._context, self._plan(self._context).logical_plan())
+
+    @cached_property
+    def _arrow_query(self) -> ArrowQuery | None:
+        """The query that Arrow computes in place of the engine, or None."""
+        frame = self._plan(self._context)
+        plan, optimized = frame.logical_plan(), frame.optimized_logical_plan()
+        return translate_query(plan, optimized, self.schema, _read_schema(self._context, frame))
 
     @cached_property
     def _context(self) -> Any:
@@ -260,6 +269,12 @@ def _require_digits(rows: pa.RecordBatch) -> None:
                     f"column {field.name!r} of the query's result leaves {field.type}: {error}."
                     " Cast its operands to fewer digits first"
                 ) from error
+
+
+def _read_schema(context: Any, frame: Any) -> pa.Schema:
+    """Return the schema of a query's result, in the types that sinks support."""
+    pairs = zip(frame.schema(), resolve_types(context, frame), strict=True)
+    return pa.schema([field.with_type(_plain(kind)) for field, kind in pairs])
 
 
 def _make_empty_rows(schema: pa.Schema) -> pa.RecordBatch:

@@ -89,6 +89,22 @@ def test_a_division_by_zero_names_the_expression_and_the_record(
         pipeline.run(60)
 
 
+@pytest.mark.parametrize("until", [77, 78])
+def test_a_query_that_fails_behind_a_filter_is_named_for_the_rows_that_pass(
+    cluster: AnyCluster, tmp_path: Path, until: int
+) -> None:
+    pipeline, records, sink = begin(cluster, tmp_path, CountingSource(100), restart=NoRestart())
+    kept = records.sql(f"SELECT * FROM stream WHERE id < {until}", uid="kept")
+    quotients = kept.sql("SELECT id, 10 / (id - 77) AS quotient FROM stream", uid="divided")
+    quotients.sql("SELECT id FROM stream WHERE id >= 70", uid="last").write(sink, uid="out")
+    if until == 77:
+        pipeline.run(60)
+        assert sorted(row["id"] for row in sink.rows()) == list(range(70, 77))
+        return
+    with pytest.raises(UserFunctionError, match=r"'divided' failed: .*zero.*record .*'id': 77[,}]"):
+        pipeline.run(60)
+
+
 def test_an_integer_that_leaves_64_bits_ends_the_job_and_is_never_written(
     cluster: AnyCluster, tmp_path: Path
 ) -> None:
