@@ -69,6 +69,11 @@ class SQLiteSession(Session):
     def is_open(self) -> bool:
         return self._connection is not None
 
+    @property
+    def in_transaction(self) -> bool:
+        """True if a transaction is open."""
+        return self._connection is not None and self._connection.in_transaction
+
     @override
     def query(self, statement: str) -> Sequence[tuple[Any, ...]]:
         with self._translate_errors() as connection:
@@ -102,7 +107,7 @@ class SQLiteSession(Session):
     @override
     def roll_back(self) -> None:
         connection = self._connection
-        if connection is None or not connection.in_transaction:
+        if connection is None or not self.in_transaction:
             return
         try:
             connection.execute("ROLLBACK")

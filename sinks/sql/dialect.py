@@ -225,6 +225,9 @@ class Dialect(ABC):
     locks_what_is_pruned: ClassVar[str] = ""
     """The clause by which a SELECT skips rows that another session is pruning."""
 
+    alters_in_transaction: ClassVar[bool] = False
+    """True if tables are created and altered in the transaction that writes rows, because another
+    session would wait for that transaction."""
     adds_columns_one_by_one: ClassVar[bool] = False
     """True if an ALTER TABLE can add only one column."""
     creates_index_if_missing: ClassVar[bool] = True

@@ -102,19 +102,19 @@ class StagedCommits:
             StorageError: The staged rows cannot be read now.
         """
         transaction, staging = committable.transaction, self._context.staging
-        staged = None if staging is None else staging.read(transaction)
-        if staged is None:
-            raise SinkError(
-                f"{transaction}: the driver finds nothing staged under this name. Give option"
-                " stagingLocation (or checkpointLocation, of a query) a directory or URL that"
-                " driver and executors share"
-            )
         ledger = self._settings.ledger
         if not ledger.record_applied(session, transaction, committable.rows):
             raise SinkError(
                 f"transaction {transaction} is in the ledger, so its rows are committed, but no"
                 " decision contains it: a person has committed it, or the ledger was copied"
                 " here. See docs/operations.md"
+            )
+        staged = None if staging is None else staging.read(transaction)
+        if staged is None:
+            raise SinkError(
+                f"{transaction}: the driver finds nothing staged under this name. Give option"
+                " stagingLocation (or checkpointLocation, of a query) a directory or URL that"
+                " driver and executors share"
             )
         try:
             self._apply(session, staged)

@@ -262,9 +262,7 @@ class TableResolver:
         settings, dialect = self._settings, self._settings.dialect
         table = dialect.find_table(self._open_session(), name)
         if table is None:
-            # On a separate session: CREATE TABLE would commit the writer's open transaction
-            # (MySQL).
-            with settings.endpoint.connect("onceflow looks for a table") as own:
+            with self._altering_session("onceflow looks for a table") as own:
                 # Exclude sessions that alter the table, because MariaDB hides a table while it is
                 # altered.
                 with dialect.one_at_a_time(own):
@@ -272,13 +270,23 @@ class TableResolver:
                 if table is None and settings.create:
                     table = create_table(settings, own, name, self._schema, self._rules)
         elif settings.evolve and self._lacks_columns(table):
-            with settings.endpoint.connect("onceflow adds columns") as own:
+            with self._altering_session("onceflow adds columns") as own:
                 table = add_columns(settings, own, table, self._schema, self._rules)
         if table is None:
             raise missing(settings, name, self._schema)
         require_writable(table)
         fits = match_columns(dialect, table, self._schema, self._rules)
         return Target(table, fits, *self._find_references(table.name))
+
+    @contextmanager
+    def _altering_session(self, session_name: str) -> Generator[Session, None, None]:
+        """Yield the session that may create and alter tables."""
+        if self._settings.dialect.alters_in_transaction:
+            yield self._open_session()
+            return
+        # A separate session: CREATE TABLE would commit the writer's open transaction (MySQL).
+        with self._settings.endpoint.connect(session_name) as own:
+            yield own
 
     def _find_references(self, name: TableName) -> tuple[int, bool]:
         """Return `depth` and `refers` of the target called `name`."""

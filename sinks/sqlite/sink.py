@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -127,6 +127,7 @@ class SQLiteDialect(Dialect):
     product: ClassVar[str] = "SQLite type"
     lists_locks: ClassVar[str] = "the processes that have the file open"
     folds_names: ClassVar[bool] = True
+    alters_in_transaction: ClassVar[bool] = True
     adds_columns_one_by_one: ClassVar[bool] = True
     unless_there: ClassVar[str] = " ON CONFLICT DO NOTHING"
     # A transaction that has begun is already the only writer.
@@ -182,9 +183,9 @@ class SQLiteDialect(Dialect):
     def one_at_a_time(self, session: Session) -> Generator[None, None, None]:
         """Hold the file's lock in a transaction.
 
-        A crash leaves all effects of the block or none.
+        A crash leaves all effects of the block or none. An open transaction holds the lock already.
         """
-        with session.transaction():
+        with nullcontext() if own(session).in_transaction else session.transaction():
             yield
 
     @override

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
+_ROOT = Path(__file__).parents[2]
 _UNIT = "tests/unit"
 _SCHEDULES = "tests/simulation/test_simulation.py::test_every_invariant_holds_in"
 
@@ -40,6 +42,12 @@ _RUNTIME_SIMULATION = (
 def _name_units(*names: str) -> tuple[str, ...]:
     """Return the unit tests of the runtime with these names. None of them opens a connection."""
     return tuple(f"{_UNIT}/runtime/test_{name}.py" for name in names)
+
+
+def _name_sink_units(*begin: str) -> tuple[str, ...]:
+    """Return the unit tests of sinks whose names begin so."""
+    found = (path for name in begin for path in _ROOT.glob(f"{_UNIT}/sinks/test_{name}*.py"))
+    return tuple(sorted(str(path.relative_to(_ROOT)) for path in found))
 
 
 _DATAFLOW_UNITS = _name_units(
@@ -142,17 +150,65 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
             ),
         ),
         "sinks": Room(
+            ("sinks/base/*.py", "sinks/sql/*.py", "sinks/sqlite/*.py"),
             (
-                "sinks/base/staged.py",
-                "sinks/base/checks.py",
-                "sinks/sql/*.py",
-                "sinks/sqlite/*.py",
-                "sinks/files/*.py",
-            ),
-            (
-                (f"{_UNIT}/sinks",),
+                _name_sink_units("sql", "fence", "refused_commits"),
                 ("tests/conformance/test_sqlite_sink_conforms.py",),
+                ("tests/integration/test_sqlite_sink.py",),
+                _name_sink_units("silence", "refused_settings"),
+                (
+                    "tests/integration/sql/test_sql_sink.py",
+                    "tests/integration/sql/test_sql_sink_ledger.py",
+                    "tests/integration/sql/test_sql_sink_races.py",
+                    "tests/integration/sql/test_sql_sink_changes.py",
+                    "tests/integration/sql/test_sql_target_set_back.py",
+                ),
+            ),
+        ),
+        "server-sinks": Room(
+            ("sinks/postgres/*.py", "sinks/mysql/*.py"),
+            (
+                _name_sink_units("postgres", "mysql", "sql_values"),
+                (
+                    "tests/integration/sql/test_sql_sink.py",
+                    "tests/integration/sql/test_sql_sink_races.py",
+                ),
+                ("tests/integration/sql/test_sql_sink_changes.py",),
+            ),
+        ),
+        "file-sink": Room(
+            ("sinks/files/*.py",),
+            (
+                _name_sink_units("file_sink", "refused_commits"),
+                ("tests/integration/test_file_sink.py",),
                 ("tests/integration/test_file_sink_crashes.py",),
+            ),
+        ),
+        "kafka-sink": Room(
+            ("sinks/kafka/*.py",),
+            (
+                _name_sink_units("kafka_momentary", "kafka_commit", "kafka_sink"),
+                _name_sink_units("kafka"),
+                (
+                    "tests/integration/test_kafka_early_commits.py",
+                    "tests/integration/test_kafka_sink.py",
+                    "tests/integration/test_kafka_sink_check.py",
+                ),
+                ("tests/integration/test_kafka_sink_faults.py",),
+            ),
+        ),
+        "lake-sinks": Room(
+            ("sinks/lake/*.py", "sinks/iceberg/*.py", "sinks/delta/*.py"),
+            (
+                _name_sink_units("lake_commits", "lake_refused", "lake_columns"),
+                (
+                    "tests/integration/test_lake_sinks.py",
+                    "tests/integration/test_lake_upserts.py",
+                ),
+                (
+                    "tests/conformance/test_iceberg_sink_conforms.py",
+                    "tests/conformance/test_delta_sink_conforms.py",
+                ),
             ),
         ),
         "kafka-source": Room(

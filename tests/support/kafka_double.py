@@ -20,6 +20,8 @@ class KafkaDouble:
         self.values: list[bytes] = []
         self.offsets: dict[tuple[str, str], str] = {}
         self.epochs: Counter[str] = Counter()
+        self.begun: set[str] = set()
+        """The transactional ids whose owner has begun a transaction and not ended it."""
         self.calls = calls
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,9 +54,11 @@ class _Producer:
         _lose(lost=before)
         self._broker.epochs[self._name] += 1
         self._epoch = self._broker.epochs[self._name]
+        self._broker.begun.discard(self._name)
         _lose(lost=after)
 
     def begin_transaction(self) -> None:
+        self._broker.begun.add(self._name)
         self._values, self._offsets = [], {}
 
     def produce(self, topic: str, value: bytes, key: bytes, partition: int, **_: Any) -> None:
@@ -74,9 +78,12 @@ class _Producer:
             raise KafkaException(KafkaError(code, "fenced", fatal=True))
         self._broker.values += self._values
         self._broker.offsets |= self._offsets
+        self._broker.begun.discard(self._name)
         _lose(lost=after)
 
     def abort_transaction(self, timeout_s: float) -> None:
+        if self._epoch == self._broker.epochs[self._name]:
+            self._broker.begun.discard(self._name)
         self._values, self._offsets = [], {}
 
     def poll(self, timeout_s: float) -> int:
