@@ -148,7 +148,12 @@ _WRONG_SETTING = re.compile(
     r"|(database|role) \".*\" does not exist|permission denied for database|\[Errno -2\]"
     # A pooler that forwards neither this parameter nor connections for replication.
     r"|unsupported startup parameter"
-    r"|could not translate host name|invalid (integer )?value|does not support SSL|certificate"
+    r"|could not translate host name|does not support SSL|certificate"
+    # A parameter that libpq refuses before it connects, or a file of a key.
+    r"|invalid (\"?\w+\"? )?value|invalid port number|weak sslmode|private key file"
+    r"|channel binding|authentication method requirement"
+    # The other side or OpenSSL refuses the handshake; the connection was not only lost.
+    r"|SSL error: (?!unexpected eof)"
 )
 
 

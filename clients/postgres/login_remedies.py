@@ -8,6 +8,25 @@ from collections.abc import Sequence
 from onceflow.clients.postgres.catalog import quote
 from onceflow.clients.postgres.connection import PostgresEndpoint
 
+_AUTHORITY = "the server's ssl_ca_file, which must have the authority of sslcert="
+_OF_PARAMETERS = (
+    ("does not support SSL", "sslmode=prefer in the url; or ALTER SYSTEM SET ssl = on"),
+    ("private key file", "sslkey= and sslpassword= in the url, and chmod 600 for the key's file"),
+    ("root certificate file", "sslrootcert= in the url, a file on each machine of the job"),
+    ("does not match host name", "the server's certificate, which must name the host of the url"),
+    ("unknown ca", _AUTHORITY),
+    ("decrypt error", _AUTHORITY),
+    ("signature failure", "sslrootcert= in the url, with the authority of the server"),
+    ("certificate", "sslrootcert=, sslcert= and sslkey= in the url"),
+    ("SSL error", "the server's settings of ssl"),
+    ("sslmode", "sslmode=verify-full in the url"),
+    ("channel binding", "channel_binding=prefer in the url"),
+    ("authentication method requirement", "a line in pg_hba.conf with a method of require_auth="),
+    (" value", "leave the parameter out"),
+    ("port number", "its port"),
+)
+"""The remedies for parameters of the url, above all of its encryption. The first match counts."""
+
 
 def list_login_remedies(endpoint: PostgresEndpoint) -> Sequence[tuple[str, str]]:
     """Return pairs of words in the server's message and the remedy. The last pair has no words.
@@ -24,11 +43,10 @@ def list_login_remedies(endpoint: PostgresEndpoint) -> Sequence[tuple[str, str]]
     return (
         ("permission denied for database", f"GRANT CONNECT ON DATABASE {database} TO {role}"),
         (f'role "{user}" does not exist', f"CREATE ROLE {role} LOGIN PASSWORD '…'"),
+        *_OF_PARAMETERS,
         ('" does not exist', f"CREATE DATABASE {database} OWNER {role}"),
         ("not permitted to log in", f"ALTER ROLE {role} LOGIN"),
         ("no pg_hba.conf entry", from_here),
-        ("does not support SSL", "sslmode=prefer in the url; or ALTER SYSTEM SET ssl = on"),
-        ("certificate", "sslrootcert=, sslcert= and sslkey= in the url"),
         ("translate host name", "its host"),
         ("", f"ALTER ROLE {role} PASSWORD '…'"),
     )
