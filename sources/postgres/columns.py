@@ -2,8 +2,8 @@
 
 The stream of changes and the first copy (`COPY … (FORMAT binary)`) send the same bytes, so both use
 these conversions. The default Arrow type of a Postgres type is one that the Postgres sink writes
-into that type. A value that the Arrow type cannot hold is refused: `ValueRefused` tells its row,
-and the caller adds the column.
+into that type. A value that the Arrow type cannot hold is refused: `ValueRefused` contains the
+index of its row, and the caller adds the name of the column.
 
 A type without an exact Arrow type is read as text: the text that its output function writes under
 `TEXT_SETTINGS`, which its input function reads back as the same value. Every type can be read as
@@ -80,7 +80,7 @@ class ValueRefused(Exception):
     """Raised for a value that the Arrow type cannot hold."""
 
     def __init__(self, row: int, shown: str, why: str) -> None:
-        """Take the index of the value, its text and the reason."""
+        """Create the error from the index of the value, its text and the reason."""
         super().__init__(row, shown, why)
         self.row, self.shown, self.why = row, shown, why
 
@@ -206,7 +206,7 @@ def _documents(values: Sequence[Binary]) -> pa.Array:
     row: int = pc.index(pc.starts_with(data, _JSONB_VERSION), False).as_py()
     if row >= 0:
         shown = repr((values[row] or b"")[:20])
-        raise ValueRefused(row, shown, "it has another version of jsonb's format")
+        raise ValueRefused(row, shown, "its first byte, the version of jsonb's format, is not 1")
     texts: pa.Array = pc.utf8_slice_codeunits(data.cast(pa.string()), len(_JSONB_VERSION))
     return texts
 

@@ -69,7 +69,7 @@ def check_copy(
 
     Raises:
         ConfigError: The server is a standby.
-        OffsetOutOfRange: The server or the tables are others than before.
+        OffsetOutOfRange: The server or the tables differ from those of `position`.
     """
     cluster = identify_primary(session)
     if (position.system, position.timeline) != (cluster.system, cluster.timeline):

@@ -143,7 +143,7 @@ class _Chunk:
     """The number of the range."""
     snapshot: str
     lsn: int
-    """A position in the WAL behind every transaction that the snapshot sees."""
+    """A position in the WAL after the commit of every transaction that the snapshot sees."""
 
     @property
     def range_end(self) -> Key | None:
@@ -164,7 +164,7 @@ class CopyThreads:
     ) -> None:
         """Start the threads. `name` is that of the connections; `builders` are by the tables' OIDs.
 
-        The threads build batches side by side, so that the reader's thread has time for the sink.
+        The threads build batches in parallel, so that the reader's thread has time for the sink.
         """
         self._settings, self._name = settings, name
         self._builders = builders
@@ -184,7 +184,7 @@ class CopyThreads:
         threading.Thread(target=self._run, name="first copy", daemon=True).start()
 
     def poll(self, timeout_s: float) -> CopiedRows | None:
-        """Return the next rows, or None if none came in `timeout_s`.
+        """Return the next rows, or None if no rows arrived within `timeout_s`.
 
         Raises:
             Exception: A thread has failed.
@@ -252,7 +252,10 @@ class CopyThreads:
             ).start()
 
     def _share_snapshot(self, session: PostgresSession, count: int) -> None:
-        """Start `count` workers with one snapshot, and keep it until each of them has it."""
+        """Export a snapshot and start `count` workers that import it.
+
+        Keeps the exporting transaction open until every worker has imported the snapshot.
+        """
         session.execute(self._begin_shared(""))
         ((snapshot, exported),) = session.query(_EXPORT)
         require_same_snapshot(self._position, str(snapshot))
@@ -279,7 +282,10 @@ class CopyThreads:
         )
 
     def _skip_rows(self, session: PostgresSession, copy: TableCopy) -> None:
-        """Take the snapshot after which changes are read, as if the table were copied whole."""
+        """Record the table as completely copied in the present snapshot, without reading rows.
+
+        So the reader returns exactly the changes that this snapshot does not contain.
+        """
         ((snapshot, lsn, _),) = session.query(_SNAPSHOT)
         copy.copied = copy.copied.extend(0, None, str(snapshot), parse_lsn(lsn))
         self._put(CopiedRows(copy.table.oid, None, copy.copied))
@@ -309,7 +315,7 @@ class CopyThreads:
             self._put(error)
 
     def _copy_ranges(self, session: PostgresSession) -> None:
-        """Read ranges until none is left."""
+        """Copy ranges from the queue until the queue is empty or the threads are closed."""
         while not self._closed.is_set():
             try:
                 copy, at = self._ranges.popleft()
@@ -368,7 +374,7 @@ class CopyThreads:
             )
 
     def _read_rows(self, session: PostgresSession, chunk: _Chunk) -> tuple[RowBuffer, bool]:
-        """Pass on the rows of `chunk` but the last ones.
+        """Queue the rows of `chunk`, except for the last rows.
 
         Returns:
             The last rows, and True if the range ends with them.
@@ -508,7 +514,8 @@ def _select_column(column: SourceColumn) -> str:
     """Return the expression of the column's values.
 
     `format` calls the type's output function, as the stream does; a cast to text would add blanks
-    or netmasks for some types. A composite value with a null in it is not null.
+    or netmasks for some types. `num_nulls` tests for null: `IS NOT NULL` is false for a composite
+    value with a null field.
     """
     name = quote(column.name)
     if not column.is_text_form:

@@ -1,7 +1,8 @@
-"""The questions of `onceflow doctor` to the server of a source of changes.
+"""The checks of `onceflow doctor` for the server of a source of Postgres changes.
 
-A start asks the same, up to the first problem. The doctor goes on, and also judges what works today
-and may fail later: room for slots and senders, limits on WAL, large values.
+The start of a job makes the same checks, and ends at the first problem. The doctor reports all
+problems. It also warns of conditions that may stop a job later: few free slots or WAL senders,
+limits on WAL, large values that updates do not send.
 """
 
 from __future__ import annotations

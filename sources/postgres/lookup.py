@@ -224,7 +224,7 @@ class _Reader(LookupReader):
     def _select(self, session: PostgresSession, keys: Sequence[str]) -> RowBuffer:
         """Return the rows of `keys`.
 
-        The table is locked against other columns in between.
+        Locks the table, so that its columns cannot change between their check and the query.
         """
         if not keys:
             return RowBuffer()

@@ -1,10 +1,10 @@
 """The metadata columns of changes: facts about each row's transaction and table. No I/O.
 
-A row of the first copy is of no transaction that the stream sends: these facts are then null.
+For a row of the first copy, the facts about the transaction are null: the stream does not send it.
 
-An update does not send a large value that it leaves as it was. `_unchanged` has the names of the
-columns whose values were not sent; these columns are null in the row. If the job does not read
-`_unchanged`, such an update ends it.
+For an update, Postgres does not send a large value that the update did not change. `_unchanged`
+contains the names of the columns whose values were not sent; these columns are null in the row. If
+the job does not read `_unchanged`, such an update stops the job with BadRecord.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def require_free_names(table: SourceTable, chosen: Sequence[Metadata]) -> None:
 
 
 def extend_schema(schema: pa.Schema, chosen: Sequence[Metadata]) -> pa.Schema:
-    """Return `schema` with the chosen columns behind its own."""
+    """Return `schema` with the chosen columns added at the end."""
     return pa.schema([*schema, *(column.field for column in chosen)])
 
 

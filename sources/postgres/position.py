@@ -127,7 +127,7 @@ class SlotPosition:
 
     @property
     def furthest(self) -> StreamPosition:
-        """The latest position of all tables: no change after it was returned."""
+        """The latest position of all tables. No later change has been returned."""
         ahead = (table.ahead for table in self.tables if table.ahead is not None)
         return max((self.start, *ahead), key=lambda at: at.order)
 

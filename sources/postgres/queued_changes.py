@@ -1,7 +1,7 @@
-"""The changes of one table that wait to be taken, and how its messages are read. No I/O.
+"""The queue of one table's changes, and the decoding of their messages. No I/O.
 
-A plain message is one change with one row, and needs no look at its values. Plain messages are
-queued as they are, and read together by columns when they are taken.
+A plain message is one change with one row, whose values need no check. Plain messages are queued
+undecoded. `read` decodes them together, column by column.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ChangedRows:
 
 
 class QueuedChanges:
-    """The changes of one table that were not taken yet, and how its messages are read."""
+    """A queue of one table's changes that the reader has not returned yet."""
 
     def __init__(
         self,
@@ -68,15 +68,16 @@ class QueuedChanges:
         names_unchanged: bool,
         copy_anew: str,
     ) -> None:
-        """`are_sent_as_text` is true if the stream sends texts, `copy_anew` an advice for users.
+        """Create an empty queue.
 
-        If `names_unchanged` is false, an update that does not send a large value is refused.
+        `are_sent_as_text` is true if the stream sends values as text. `copy_anew` is an advice in
+        error messages. If `names_unchanged` is false, an update without a large value is refused.
         """
         self.table = table
         self.filter = None if position.copied is None else CopyFilter(position.copied)
-        """The filter of the changes that the first copy contains; None once it is passed."""
+        """The filter of changes that the first copy contains; None after the copy's end."""
         self.ahead = position.ahead
-        """The position up to which changes were returned before; None once it is passed."""
+        """The position up to which changes were returned before; None after this position."""
         self.complete = 0
         """The number of changes of transactions that ended."""
         self._names_unchanged = names_unchanged
@@ -114,14 +115,14 @@ class QueuedChanges:
         return self._plain_starts if is_plain else {}
 
     def passes_all(self, commit_lsn: int) -> bool:
-        """Return True if no change of a transaction with this commit LSN must be left out."""
+        """Return True if no change of a transaction with this commit LSN must be skipped."""
         ahead = self.ahead
         if ahead is not None and ahead.includes(commit_lsn, 1):
             return False
         return self.filter is None or not self.filter.may_contain(commit_lsn)
 
     def pass_position(self, lsn: int) -> bool:
-        """Forget what ends before `lsn`. Return True if something is left that does not."""
+        """Drop `filter` and `ahead` if they end before `lsn`. Return True if one is left."""
         if self.filter is not None and not self.filter.may_contain(lsn):
             self.filter = None
         if self.ahead is not None and self.ahead.order <= (lsn, 0):
@@ -139,7 +140,7 @@ class QueuedChanges:
         """Queue a change: the values of its row, or a plain message.
 
         Raises:
-            BadRecord: The values lack a large one.
+            BadRecord: The server did not send a large value of the row.
         """
         if operation != DELETE and not isinstance(row, bytes):
             self._require_sent(row)
@@ -147,7 +148,7 @@ class QueuedChanges:
         self._rows.append(row)
 
     def assign(self, transaction: pgoutput.TransactionBegin) -> None:
-        """Note that the changes since the last call are of `transaction`."""
+        """Record that the changes since the last call belong to `transaction`."""
         count = len(self._operations) - self._assigned
         if count:
             self._transactions.append((transaction, count))
@@ -204,7 +205,7 @@ class QueuedChanges:
         return tuple(row[at] for at in self._key_indexes)
 
     def fill_key(self, new: list[Value], old: Sequence[Value]) -> None:
-        """Replace values of the key in `new` that were not sent by those in `old`."""
+        """Copy the values of the key that the server did not send from `old` to `new`."""
         for at in self._key_indexes:
             if new[at] is UNCHANGED:
                 new[at] = old[at]
@@ -224,7 +225,7 @@ class QueuedChanges:
             )
 
     def pick(self, row: Row) -> list[Value]:
-        """Return the values of the table's columns, in binary format or as the bytes of texts."""
+        """Return the values of the columns that are read, in binary format or as bytes of text."""
         name = self.table.name
         if self._columns is None:
             raise BadRecord(f"a change of {name} came before its columns")
@@ -242,7 +243,10 @@ class QueuedChanges:
         ]
 
     def find_difference(self, relation: pgoutput.Relation) -> str | None:
-        """Find the table's columns in the rows that follow; return how they differ, or None."""
+        """Read the order of the columns in later rows from `relation`.
+
+        Return the first difference from the described table, as a text for users, or None.
+        """
         present = {column.name: at for at, column in enumerate(relation.columns)}
         indexes: list[int] = []
         for column in self.table.columns:
@@ -267,7 +271,10 @@ class QueuedChanges:
         return None
 
     def require_key(self, old: Sequence[Value]) -> None:
-        """Raise BadRecord if the server sent another key than the table's: a partition's own."""
+        """Raise BadRecord if `old` lacks the table's key.
+
+        The server sends other columns if a partition has another replica identity than its table.
+        """
         table = self.table
         if table.identity != FULL and None in self.key(old):
             raise BadRecord(
@@ -277,7 +284,7 @@ class QueuedChanges:
             )
 
     def _have_keys(self, operations: Sequence[str], columns: Sequence[BinaryColumn]) -> bool:
-        """Return True if no deleted row lacks a value of the key."""
+        """Return True if each deleted row has all values of the key."""
         if self.table.identity == FULL or DELETE not in operations:
             return True
         are_deleted = np.array([operation == DELETE for operation in operations])
@@ -327,7 +334,7 @@ class QueuedChanges:
 def _divide(
     transactions: CountedTransactions, count: int
 ) -> tuple[CountedTransactions, CountedTransactions]:
-    """Return the transactions of the first `count` changes, and those of the later ones."""
+    """Return the transactions of the first `count` changes, and those of the later changes."""
     first: list[tuple[pgoutput.TransactionBegin, int]] = []
     later: list[tuple[pgoutput.TransactionBegin, int]] = []
     for transaction, changes in transactions:

@@ -1,10 +1,11 @@
 """The reader of one slot: first the copy of the tables, then their changes in commit order.
 
-    copying     no table is followed: rows of the copies alone are returned
-    catching up some tables are copied, which the job reads later than the others. The others are
-                followed; they get ahead of the slot, which stays where it is. Then the slot is read
-                again from there, and each table takes the changes after its own position.
-    following   all tables are followed
+    copying     no table is followed: only copied rows are returned
+    catching up tables that were added to the job are copied, and the changes of the others are
+                returned. The slot does not move meanwhile, and each followed table has a position
+                of its own, after that of the slot. After the copy, the reader reads from the
+                slot's position again, and skips changes before each table's own position
+    following   the changes of all tables are returned
 
 All rows of one transaction are returned by one `poll`, so that no checkpoint divides them.
 """
@@ -216,7 +217,7 @@ class PostgresReader(SourceReader):
         return CopyThreads(self._settings, self._name, copies, position, self._builders)
 
     def _check_copied_keys(self, position: SlotPosition) -> None:
-        """Raise OffsetOutOfRange unless the key of each copied table is the one of its chunks."""
+        """Raise OffsetOutOfRange unless each copied table has the key by which it was divided."""
         for known in position.tables:
             table, copied = self._tables[known.oid], known.copied
             if copied is None or not copied.bounds:
@@ -284,7 +285,7 @@ class PostgresReader(SourceReader):
         return self._metadata[changed.table].extend_changes(batch, changed)
 
     def _receive(self, stream: ReplicationStream, changes: ChangeReader, timeout_s: float) -> None:
-        """Take in messages until a batch is full, no more come, or the time is over.
+        """Process messages until a batch is full, no more arrive, or the timeout has expired.
 
         Raises:
             StreamRefused: The server has ended the stream with an error.

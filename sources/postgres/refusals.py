@@ -1,7 +1,7 @@
 """The consequence of each error of a server, by its SQLSTATE.
 
-A job whose server is away waits for it. A job whose server answers the same refusal for ever must
-end, and name the reason. So one table decides which refusal is which:
+A job whose server cannot be reached waits for it. A job whose server repeats the same refusal
+forever must end, and name the reason. This table assigns each SQLSTATE to a consequence:
 
     PASSES    the server recovers without help: the job starts again
     IN_USE    another reader has the slot: the job starts again
@@ -152,5 +152,8 @@ def _with_code(refused: StreamRefused) -> str:
 
 
 def _unknown(text: str, code: str) -> SourceUnavailable:
-    """Return an error that is the same mistake as every other one with SQLSTATE `code`."""
+    """Return an error with the fingerprint of `code`.
+
+    The job ends when attempts fail with the same fingerprint again and again.
+    """
     return SourceUnavailable(text, fingerprint=make_fingerprint("", code, ""))

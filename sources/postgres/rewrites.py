@@ -43,16 +43,16 @@ class _Column:
 
 @dataclass(frozen=True, slots=True)
 class TableForm:
-    """The facts about a table that a rewrite of its rows changes."""
+    """The properties of a table by which a rewrite of its rows is detected."""
 
     file: tuple[int | None, int | None]
     """The OID of a table, and the number of the file with its rows."""
     columns: Mapping[str, _Column]
 
     def find_rewritten(self, before: TableForm) -> str | None:
-        """Return a column whose values may be others than in the form `before`, or None.
+        """Return a column whose values may have changed since the form `before`, or None.
 
-        A column with another type is left out: the stream shows it.
+        A column whose type has changed is skipped: the stream reports the new type.
         """
         is_rewritten = self.file[0] == before.file[0] and self.file[1] != before.file[1]
         for name, column in self.columns.items():
@@ -84,10 +84,10 @@ def read_forms(session: PostgresSession, tables: Sequence[SourceTable]) -> Mappi
 def require_no_rewrite(
     position: SlotPosition, before: Mapping[int, TableForm], now: Mapping[int, TableForm]
 ) -> None:
-    """Raise BadRecord if values of a table may have changed between two readings of the forms.
+    """Raise BadRecord if a statement may have changed values between two queries of the forms.
 
-    A statement about a column and a rewrite, such as VACUUM FULL, look the same if both came
-    between the two readings.
+    The error is raised without need if VACUUM FULL and a harmless ALTER of a column both ran
+    between the two queries: they leave the same traces as a rewrite with new values.
     """
     for table in position.tables:
         earlier, present = before.get(table.oid), now.get(table.oid)

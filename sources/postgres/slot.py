@@ -1,8 +1,8 @@
 """The slot and the publication of a source on the server: created once, and checked before use.
 
 The server keeps all WAL from the slot's position on. It silently starts at the slot's own position
-if a reader asks for an older one. So a reader that is behind its slot must be refused here, or rows
-would be lost without a word.
+if a reader asks for an older one. So a reader whose position is before the slot's must be refused
+here. Otherwise rows would be lost silently.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _BY_NAME_OR_ROOT = """
     JOIN pg_catalog.pg_class AS k ON k.oid = i.inhrelid
     WHERE i.inhrelid = member.oid AND k.relispartition
 """
-# A table that leaves its schema and comes back has another record of its dependency.
+# If a table is moved to another schema and back, its row in pg_depend has another xmin.
 _BY_SCHEMA = """
     SELECT 'schema ' || m.oid || '.' || m.xmin || '.' || d.xmin
     FROM pg_catalog.pg_class AS k
@@ -212,8 +212,9 @@ def identify_primary(session: PostgresSession) -> ClusterIdentity:
     cluster = identify_cluster(session)
     if cluster.is_standby:
         raise ConfigError(
-            "it is a standby, from which rows cannot be copied, because its snapshots do not list"
-            " the running transactions: name the primary, or give first_copy='none'"
+            "the server is a standby, and rows cannot be copied from a standby: its snapshots do"
+            " not list the running transactions. Name the primary in url=, or give"
+            " first_copy='none'"
         )
     return cluster
 
@@ -228,13 +229,14 @@ def check_server(session: PostgresSession) -> ClusterIdentity:
     ((_, _, wal_level, _, may_replicate, role, has_feedback),) = session.query(_SERVER)
     if cluster.is_standby and session.server_version < _STANDBY_VERSION_MIN:
         raise ConfigError(
-            "it is a standby, from which changes are read since PostgreSQL 16: name the primary"
+            f"the server is a standby of PostgreSQL {session.server_version // 10000}, and changes"
+            " can be read from a standby since PostgreSQL 16: name the primary in url="
         )
     if cluster.is_standby and not has_feedback:
         raise ConfigError(
-            "it is a standby with hot_standby_feedback = off; needed: on, or the primary removes"
-            " rows of catalogs that the slot needs. Run ALTER SYSTEM SET hot_standby_feedback = on;"
-            " SELECT pg_reload_conf()"
+            "the server is a standby with hot_standby_feedback = off; needed: on, or the primary"
+            " removes rows of catalogs that the slot needs. Run ALTER SYSTEM SET"
+            " hot_standby_feedback = on; SELECT pg_reload_conf()"
         )
     if wal_level != "logical":
         raise ConfigError(
@@ -268,11 +270,11 @@ def check_publication(
 ) -> Mapping[int, str] | None:
     """Return the version of publication `name` for each of `tables`, by OID.
 
-    The version is another one after each change of the publication that concerns the table. The
-    publication sends every change of `tables`. The result is None if there is no such publication.
+    The version differs after each change of the publication that concerns the table. The result
+    is None if there is no such publication.
 
     Raises:
-        ConfigError: It exists and does not send every change of `tables`.
+        ConfigError: The publication exists and does not send every change of `tables`.
     """
     rows = session.query(_PUBLICATION.format(publication=literal(name)))
     if not rows:
@@ -367,7 +369,7 @@ def create_publication(
 def add_to_publication(
     session: PostgresSession, name: str, tables: Sequence[SourceTable]
 ) -> Mapping[int, str]:
-    """Let publication `name` have all of `tables`, and return its version for each, by OID."""
+    """Add `tables` to publication `name`, and return its version for each table, by OID."""
     present = frozenset(find_publication(session, name) or ())
     if missing := [table for table in tables if table.name not in present]:
         session.execute(f"ALTER PUBLICATION {quote(name)} ADD TABLE {_list_names(missing)}")

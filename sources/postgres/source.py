@@ -149,7 +149,10 @@ class PostgresChanges(ChangesOptions, Source):
             ConfigError: The source belongs to no job yet, and has no name for its slot.
         """
         if self._slot_name is None:
-            raise ConfigError("the source belongs to no job, which names its slot: give slot=")
+            raise ConfigError(
+                "the source has no slot name: give slot=, or read the source in a pipeline, whose"
+                " name the slot then gets"
+            )
         return self._slot_name
 
     @property
@@ -447,8 +450,8 @@ class PostgresChanges(ChangesOptions, Source):
         """Return True if a column that is not read must stop the job.
 
         Raises:
-            ConfigError: New columns are to be left out, and the columns of the table are not named:
-                the next start would read a new column whose earlier values were left out.
+            ConfigError: `on_schema_change` is "ignore", and the user did not name the columns. The
+                next start would read a new column whose earlier values are missing.
         """
         if self.on_schema_change is None:
             return columns is None
@@ -477,9 +480,8 @@ class PostgresChanges(ChangesOptions, Source):
     ) -> tuple[int, Mapping[int, str]]:
         """Return the position of the slot, and the publication's version for each table, by OID.
 
-        A new slot is behind its publication.
-
-        pgoutput looks for the publication as of each change, so it must exist before the slot.
+        If there is no slot, create the publication and then the slot. pgoutput reads the catalog
+        as of each change, so the publication must exist before the first change of the slot.
         """
         publication = self.publication_name
         versions = slots.check_publication(session, publication, tables)
@@ -512,7 +514,7 @@ class PostgresChanges(ChangesOptions, Source):
             raise
 
     def _describe_new_slot(self) -> str:
-        """Return what a new slot lacks, to be appended to the advice to use one."""
+        """Return a warning about the changes that a new slot lacks, to append to an advice."""
         if self.copies_rows:
             return ""
         return (

@@ -186,7 +186,7 @@ class SourceTable:
 
     @property
     def unsent_columns(self) -> tuple[str, ...]:
-        """The columns whose large values an update does not send if it leaves them alone."""
+        """The columns whose large values Postgres does not send for updates that keep them."""
         if self.identity == FULL:
             return ()
         return tuple(column.name for column in self.columns if column.can_be_large)

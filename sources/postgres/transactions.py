@@ -1,21 +1,21 @@
-"""The way from messages of pgoutput to changes of tables, transaction by transaction. No I/O.
+"""The conversion of pgoutput messages to changes of tables, transaction by transaction. No I/O.
 
-A transaction is passed on as a whole, when its commit has come, with its changes of all tables.
-Only a transaction with more than `cut_changes` changes is passed on in parts. `take` returns
-changes, and `position` is the position after exactly these. After a restart from a cut, the changes
-that were returned before are skipped: the server sends a transaction's changes in the same order
-each time.
+A transaction is returned as a whole, with its changes of all tables, after its commit message
+arrived. Only a transaction with more than `cut_changes` changes is returned in parts. `take`
+returns changes, and `position` is the position after exactly these changes. After a restart in the
+middle of a cut transaction, the reader skips the changes that it returned before: the server sends
+a transaction's changes in the same order each time.
 
     insert                  c
     update                  u; d of the old key first, if the update changed the key. Without a key,
-                            the whole row is the key. A large value that it left as it was comes
-                            from the old row, or is not known
+                            the whole row is the key. A large value that the update did not change
+                            is copied from the old row, or is not known
     delete                  d
-    truncate                refused: it changes no single row
+    truncate                refused: it is not a change of single rows
     message, origin, type   ignored
 
-At a change of the table's columns the reader stops: `stop` holds the error, and no later message is
-taken in. The position is then before the first transaction with the new columns.
+If the table's columns change, the reader stops: `stop` holds the error, and later messages are
+ignored. The position is then before the first transaction with the new columns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from onceflow.sources.postgres.table import SourceTable
 
 @dataclass(frozen=True, slots=True)
 class TakenChanges:
-    """The changes of tables that have some."""
+    """The changes that one call of `take` returns: an entry for each changed table."""
 
     tables: Sequence[ChangedRows]
     times: Sequence[tuple[int, int]] = ()
@@ -53,8 +53,9 @@ class TakenChanges:
 class ChangeReader:
     """The changes of some tables, from the messages of their slot.
 
-    `tables` are those that are followed. If `position` has others, too, they are still copied: then
-    the slot stays where it is, and the followed tables get ahead of it.
+    `tables` are the tables whose changes are read. If `position` has further tables, their first
+    copy is not finished. In this case the slot does not move, and each followed table has a
+    position of its own, at or after that of the slot.
     """
 
     def __init__(
@@ -116,11 +117,11 @@ class ChangeReader:
         self._all_plain: dict[bytes, tuple[str, QueuedChanges]] = {}
         """The operation and the table by the first bytes of each plain message."""
         self._plain: Mapping[bytes, tuple[str, QueuedChanges]] = {}
-        """Those whose messages are now queued as they are."""
+        """The operation and the table by the first bytes of messages that are queued undecoded."""
         self._has_passing = True
         """True if a table may still have a filter or a position of its own."""
         self.stop: BadRecord | None = None
-        """The reason why no later message is taken in, or None."""
+        """The error because of which later messages are ignored, or None."""
 
     @property
     def position(self) -> SlotPosition:
@@ -152,7 +153,7 @@ class ChangeReader:
         return self._queued if self._is_large and not self.stop else self._complete
 
     def add_message(self, data: bytes) -> None:
-        """Take in the next message of pgoutput. Raises the errors of `add`."""
+        """Process the next message of pgoutput. Raises the errors of `add`."""
         plain = self._plain.get(data[:ROW_START])
         if plain is None:
             self.add(pgoutput.decode(data))
@@ -162,11 +163,11 @@ class ChangeReader:
         self._queue(changes, operation, data)
 
     def add(self, message: pgoutput.Decoded | None) -> None:
-        """Take in the next message.
+        """Process the next message.
 
         Raises:
-            BadRecord: A change cannot be passed on exactly.
-            OffsetOutOfRange: The rest of a cut transaction is gone.
+            BadRecord: A change cannot be converted exactly.
+            OffsetOutOfRange: The server does not send the remaining changes of a cut transaction.
         """
         if self.stop is not None:
             return
@@ -191,7 +192,7 @@ class ChangeReader:
     def advance(self, lsn: int, as_of_ms: int) -> None:
         """Move the position to `lsn`, up to which the server has sent every transaction.
 
-        `as_of_ms` is the server's time when it said so.
+        `as_of_ms` is the server's time in the message that contained `lsn`.
         """
         if self.is_inside or self.stop is not None or lsn <= self._next.lsn:
             return
@@ -203,10 +204,13 @@ class ChangeReader:
                 self._return()
 
     def take(self) -> TakenChanges:
-        """Return the changes of all transactions that ended, and a large one's so far.
+        """Return the changes of all ended transactions. Remove them from the queue.
+
+        If a transaction with more than `cut_changes` changes is open, its changes so far are
+        returned, too.
 
         Raises:
-            BadRecord: A change cannot be passed on exactly. All changes stay to be taken.
+            BadRecord: A change cannot be converted exactly. All changes stay queued.
         """
         is_part = self._is_large and not self.stop
         if self._begin is not None and is_part:
@@ -234,11 +238,11 @@ class ChangeReader:
         return TakenChanges(taken, times)
 
     def _return(self) -> None:
-        """Let the position be that after all changes that were taken in."""
+        """Set the returned position to the position after all processed messages."""
         self._returned, self._returned_as_of_ms = self._next, self._as_of_ms
 
     def _assign(self, transaction: pgoutput.TransactionBegin) -> None:
-        """Note that the changes that were queued since the last call are of `transaction`."""
+        """Record that the changes queued since the last call belong to `transaction`."""
         if self._keeps_transactions:
             for oid in self._touched:
                 self._tables[oid].assign(transaction)
@@ -249,7 +253,7 @@ class ChangeReader:
             self._timed += count
 
     def _move(self, table: TablePosition, at: StreamPosition) -> TablePosition:
-        """Return the position of `table` when every change before `at` was returned."""
+        """Return the position of `table` after every change before `at` was returned."""
         if table.oid not in self._tables:
             return table
         ahead, copied = table.ahead, table.copied
@@ -260,7 +264,10 @@ class ChangeReader:
         return replace(table, copied=copied, ahead=ahead)
 
     def _pass(self, lsn: int) -> None:
-        """Move on to `lsn`, where no transaction is open, and drop what ends before it."""
+        """Move to `lsn`, where no transaction is open.
+
+        Drop the filters and the tables' own positions that end before `lsn`.
+        """
         self._next = StreamPosition(lsn)
         if not self._has_passing:
             return
@@ -276,7 +283,10 @@ class ChangeReader:
         self._choose_plain()
 
     def _choose_plain(self) -> None:
-        """Queue plain messages as they are, if no change of the transaction must be left out."""
+        """Choose the messages of the begun transaction that are queued without decoding.
+
+        The messages of a table are not chosen if changes of the transaction may have to be skipped.
+        """
         begin = self._begin
         self._plain = {}
         if begin is None or self.stop is not None:
@@ -298,7 +308,7 @@ class ChangeReader:
         return [position.cut for position in positions if position.cut is not None]
 
     def _require_cuts_before(self, lsn: int) -> None:
-        """Raise OffsetOutOfRange if a transaction that was cut before `lsn` has not come."""
+        """Raise OffsetOutOfRange if the server left out a cut transaction from before `lsn`."""
         for cut in self._list_cuts():
             if lsn > cut.commit_lsn:
                 raise OffsetOutOfRange(
@@ -386,7 +396,7 @@ class ChangeReader:
             self._is_large = True
 
     def _meet_relation(self, relation: pgoutput.Relation) -> None:
-        """Find the columns in the rows that follow, or stop if the table was changed."""
+        """Read the order of the columns in later rows. Set `stop` if the columns changed."""
         changes = self._tables.get(relation.number)
         if changes is None:
             oid = self._by_name.get((relation.schema, relation.name))

@@ -315,7 +315,7 @@ def test_a_standby_is_refused_at_the_start_and_nothing_is_created() -> None:
         for first_copy in ("all", "only"):
             source = source_of(standby, first_copy=first_copy)
             for call in (source.validate, source.splits):
-                with pytest.raises(ConfigError, match="it is a standby.*name the primary"):
+                with pytest.raises(ConfigError, match="the server is a standby.*name the primary"):
                     call()
         with psycopg.connect(standby.url) as connection:
             assert connection.execute("SELECT FROM pg_replication_slots").fetchall() == []

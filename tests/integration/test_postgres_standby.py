@@ -132,7 +132,7 @@ def test_what_a_standby_cannot_do_is_refused_at_the_start(
 ) -> None:
     for first_copy in ("all", "only"):
         source = source_of(standby, first_copy=first_copy, publication="p")
-        with pytest.raises(ConfigError, match=r"it is a standby.*or give first_copy='none'"):
+        with pytest.raises(ConfigError, match=r"server is a standby.*or give first_copy='none'"):
             source.splits()
     with pytest.raises(ConfigError, match="cannot be created.*for a standby on its primary"):
         source_of(standby, first_copy="none", publication="absent").splits()
@@ -143,7 +143,7 @@ def test_what_a_standby_cannot_do_is_refused_at_the_start(
     more = source_of(standby, first_copy="none", publication="p", table=None, tables=("t", "u"))
     with psycopg.connect(standby.url, autocommit=True) as connection:
         wait(lambda: connection.execute("SELECT to_regclass('u')").fetchall() != [(None,)])
-        with pytest.raises(ConfigError, match="it is a standby"):
+        with pytest.raises(ConfigError, match="the server is a standby"):
             more.discover(position)
         connection.execute("ALTER SYSTEM SET hot_standby_feedback = off")
         connection.execute("SELECT pg_reload_conf()")
