@@ -178,10 +178,10 @@ class Brokers:
         """Open the client; waits for no broker.
 
         Args:
-            settings: Where the brokers are, which topics are meant, and the deadline.
-            config: Of the client.
-            troubles: The error callback of `config`.
-            unavailable: Raised where no answer comes in time.
+            settings: The brokers' addresses, the topics and the deadline.
+            config: The client's settings.
+            troubles: The error callback in `config`.
+            unavailable: The type of the error if no answer arrives before the deadline.
 
         Raises:
             ConfigError: librdkafka refuses a setting.
@@ -197,9 +197,10 @@ class Brokers:
         """Call `question(timeout_s)` until it returns, and return its result.
 
         Args:
-            question: Raises KafkaException where it is to be asked again.
-            what: Is asked about, for errors.
-            until: A time of `time.monotonic`; None: the deadline of the settings, from now on.
+            question: Makes one request. If it raises KafkaException, it is called again.
+            what: The subject of the question, which errors name.
+            until: The deadline, as a time of `time.monotonic`. None: the settings' deadline,
+                counted from now.
 
         Raises:
             SettingsRefused: The brokers refuse the user, or do not permit the request.

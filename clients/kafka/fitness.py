@@ -36,9 +36,10 @@ def as_far_as_known(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def record_size_finding(area: Area, value: KafkaConfig, limit: int, option: str) -> Finding:
-    """Return whether the topic accepts records of `limit` bytes, which the sink's `option` sets.
+    """Return a finding: ok if the topic accepts records of `limit` bytes, otherwise a problem.
 
-    If it does not, a row is found too large only after its checkpoint was decided.
+    `option` is the option of the sink that sets `limit`. If the topic accepts less, the broker
+    refuses a large row only after its checkpoint was decided, and the job cannot continue.
     """
     # A setting that the user may not read is assumed to be good: the missing right must not prevent
     # a job's start.
@@ -64,9 +65,9 @@ def _cleanup_policy(value: KafkaConfig) -> str:
 
 
 def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Finding:
-    """Return whether the topic's compaction accepts the keys of the sink's records.
+    """Return a finding: a problem if the topic is compacted and records may have no key.
 
-    If it does not, the broker refuses a record without a key only after its checkpoint was decided.
+    The broker would refuse a record without a key only after its checkpoint was decided.
 
     Args:
         area: The topic.
@@ -93,15 +94,15 @@ def compaction_finding(area: Area, value: KafkaConfig, keys: str | None) -> Find
 
 
 def broker_findings(area: Area, value: KafkaConfig) -> list[Finding]:
-    """Return whether a broker with these settings supports the sink's transactions and proofs."""
+    """Return the settings of a broker that do not suit the sink's transactions and proofs."""
     return [*_version(area, value), *_limits(area, value)]
 
 
 def topic_findings(area: Area, value: KafkaConfig, replicas: int, brokers: int) -> list[Finding]:
-    """Return which failures make a topic with these settings lose acknowledged records.
+    """Return the settings of a topic by which acknowledged records may be lost.
 
-    A broker acknowledges a record before it is on disk. The record outlives the broker's process.
-    If the broker's machine fails, other brokers must have the record.
+    A broker acknowledges a record before the record is on disk. The record survives a crash of the
+    broker's process. If the broker's machine fails, only other brokers still have the record.
     """
     outlives = "acknowledged records survive a crash of the broker's process"
     in_sync = int(value.get("min.insync.replicas") or 1)
@@ -157,9 +158,10 @@ def _version(area: Area, value: KafkaConfig) -> list[Finding]:
 
 
 def replication_findings(area: Area, value: KafkaConfig, brokers: int) -> list[Finding]:
-    """Return whether the current number of `brokers` suffices for the transaction and group topics.
+    """Return a problem for each internal topic that needs more replicas than there are `brokers`.
 
-    This is no reason to refuse a start: the topics may exist already, and brokers may come back.
+    These problems do not prevent a start: the topics may exist already, or brokers may be down now
+    and start later.
     """
     findings: list[Finding] = []
     for name in (

@@ -221,9 +221,9 @@ class SchemaRegistry:
         its writers.
 
         Args:
-            schema_id: From a value's header.
+            schema_id: The id in a value's header.
             subject: The subject of the values: each context of a registry counts ids of its own.
-            until: A time of `time.monotonic`.
+            until: The deadline, as a time of `time.monotonic`.
 
         Raises:
             RegistryRefusal: The registry still does not know the id at the deadline, or refuses the
@@ -375,5 +375,5 @@ def _find_context(subject: str) -> str:
 
 
 def deadline(timeout_s: float) -> float:
-    """Return the `time.monotonic` at which `timeout_s` is over."""
+    """Return the time of `time.monotonic` in `timeout_s` seconds from now."""
     return time.monotonic() + timeout_s

@@ -225,11 +225,11 @@ def _read_checks(
     *,
     is_mariadb: bool,
 ) -> tuple[CheckConstraint, ...]:
-    """Return the CHECK constraints that depend on nothing but the values that are sent.
+    """Return the CHECK constraints that a client can check before the rows are sent.
 
-    Before a constraint is checked, a trigger may change the row. So there is none if the table has
-    a trigger, or if the user may not see triggers. By constraints MariaDB also checks its JSON
-    columns, which are texts. These are always returned.
+    A trigger may change a row before its constraints are checked. So no constraint is returned if
+    the table has a trigger, or if the user may not see triggers. MariaDB's JSON columns are texts
+    with a constraint that checks the syntax. These constraints are always returned.
     """
     if is_mariadb:
         database = "DATABASE()" if name.schema is None else literal(name.schema)
@@ -389,9 +389,9 @@ def _column(table: TableName, row: tuple[Any, ...], *, is_mariadb: bool) -> Tabl
 
 
 def _key_fault(table: TableName, name: str, kind: MySQLType, *, nullable: bool) -> str:
-    """Return why equal values may differ in their bytes; empty if not.
+    """Return the reason why equal values may differ in their bytes; empty if they do not.
 
-    Trailing spaces are separate.
+    Does not consider trailing spaces, which have a check of their own.
     """
     exact = kind.collation.endswith("_bin") or kind.collation == "binary"
     if kind.name not in TEXTS or exact:

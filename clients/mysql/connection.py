@@ -238,7 +238,7 @@ class WireConnection:
         return self._reply_timeout_s
 
     def wait_at_most(self, reply_timeout_s: float) -> None:
-        """Set the time of silence after which the server is given up."""
+        """Set the time for which the server may be silent before the connection is closed."""
         self._reply_timeout_s = reply_timeout_s
         private = cast("Any", self._connection)
         private._read_timeout = reply_timeout_s
@@ -476,7 +476,7 @@ class _TransferWatch:
         self._repeated = RepeatedPackets()
 
     def check(self) -> None:
-        """Raise OperationalError if the wait is over.
+        """Raise OperationalError if the wait must end.
 
         Raises:
             OperationalError: The timeout has passed, or the network loses all packets.
@@ -670,7 +670,7 @@ def own(session: Session) -> MySQLSession:
 
 
 def to_sql_error(number: int, text: str) -> SqlError:
-    """Return what the server's error `number` means."""
+    """Return the `SqlError` for the server's error `number`."""
     is_1117 = number == 1005 and "Too many columns" in text  # as MariaDB says it
     kind = StatementInvalid if is_1117 else _KINDS.get(number, StatementRefused)
     advice = LOG_ROWS if kind is BinaryLogRefuses else ""

@@ -48,7 +48,7 @@ class ReadType(NamedTuple):
 
 
 def plan_column(column: str, kind: MySQLType) -> ReadType:
-    """Return how the values of a column are read."""
+    """Return the expression that selects `column`, and the Arrow type of its values."""
     name = quote(column)
     if kind.name in _SIMPLE:
         # A float is sent with six digits unless it is converted to a double.

@@ -219,7 +219,10 @@ class MySQLFit(ColumnFit):
         self.refuse(values, foreign, "it equals none of the members of the type")
 
     def check_uuid(self, values: pa.Array) -> None:
-        """Refuse texts that are no UUID, and in a key UUIDs in another spelling."""
+        """Refuse texts that are not a UUID.
+
+        If the column is part of a key, also refuse UUIDs in another spelling than the server's.
+        """
         self.refuse(
             values,
             pc.invert(pc.match_substring_regex(values, _UUID)),

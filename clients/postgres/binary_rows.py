@@ -80,7 +80,7 @@ class RowBuffer:
         return True
 
     def cut_last(self, row: bytes) -> bool:
-        """Remove the last row if it is `row`. Return False if it is another one."""
+        """Remove the last row if it equals `row`. Return False if it does not."""
         if not self.sizes or self.sizes[-1] != len(row) or not self.data.endswith(row):
             return False
         del self.data[-len(row) :], self.sizes[-1]
@@ -93,9 +93,10 @@ class BinaryColumn(Sequence[Binary]):
     def __init__(
         self, data: bytes | bytearray, starts: Any, lengths: Any, present: Any | None
     ) -> None:
-        """Take the index of each value in `data`, its length, and False for each null.
+        """Create a column of values in `data`, which begins with 16 bytes that belong to no value.
 
-        `present` is None if no value is null. `data` begins with 16 bytes that belong to no value.
+        `starts` has the index of each value in `data`, `lengths` its size, and `present` False for
+        each null. `present` is None if no value is null.
         """
         self._data = data
         self._starts, self._lengths = starts, lengths
@@ -135,7 +136,7 @@ class BinaryColumn(Sequence[Binary]):
 
     @property
     def validity(self) -> pa.Buffer | None:
-        """The bitmap of an Arrow array in which the nulls are null, or None if no value is."""
+        """The validity bitmap for an Arrow array of these values, or None if no value is null."""
         if self._present is None:
             return None
         return pa.py_buffer(np.packbits(self._present, bitorder="little"))
@@ -206,7 +207,7 @@ def split_tuples(
     number of columns or another end. The caller then reads the rows one by one.
     """
     sizes = np.fromiter(map(len, messages), np.int64, len(messages))
-    # A length is read behind each kind, which may be the last byte of a row.
+    # A length is read after each kind, also if the kind is the last byte of the last row.
     rows = _Rows(b"".join((_PADDING, *messages, _PADDING)), sizes, start, column_count)
     try:
         return _split_tuples(rows, column_count, selected)
@@ -269,14 +270,17 @@ def split_copy_rows(rows: RowBuffer, column_count: int) -> Sequence[BinaryColumn
 
 
 class _Rows:
-    """Rows that are read column by column: a position in each row, moved for all rows together.
+    """A reader of rows, column by column. Keeps a position in each row, and moves all together.
 
-    Positions only grow. So if they are at the ends of their rows at last, they were never behind
-    them. Reading behind the data raises IndexError.
+    Positions never decrease. So if each position is at the end of its row after the last column,
+    no value was read past the end of its row. Reading past the end of the data raises IndexError.
     """
 
     def __init__(self, data: bytes | bytearray, sizes: Any, start: int, column_count: int) -> None:
-        """Take the rows in `data`, whose first 16 bytes belong to no row."""
+        """Start after the column counts of the rows in `data`.
+
+        The first 16 bytes of `data` belong to no row.
+        """
         self._data = data
         self._bytes: Any = np.frombuffer(data, np.uint8)
         self._words = _view_numbers(data, np.dtype(">i4"))
@@ -296,7 +300,7 @@ class _Rows:
         return bool((self._at == self._ends).all())
 
     def read_byte(self) -> Any:
-        """Return the byte at each position, and move behind it."""
+        """Return the byte at each position, and move past it."""
         values = self._bytes[self._at]
         self._at += 1
         return values
@@ -306,7 +310,7 @@ class _Rows:
         return self._words[self._at].astype(np.int64)
 
     def take(self, lengths: Any, present: Any | None, skipped: Any) -> BinaryColumn:
-        """Return the values that follow `skipped` bytes, and move behind them."""
+        """Skip `skipped` bytes, return the values of `lengths` bytes, and move past them."""
         self._at += skipped
         column = BinaryColumn(self._data, self._at.copy(), lengths, present)
         self._at += lengths

@@ -469,7 +469,7 @@ def _unit_of_digits(digits: int) -> int:
 
 
 def _unit_us(kind: str, modifier: int) -> int:
-    """Return the smallest part of a time that a column of `kind` stores; see `PostgresType`."""
+    """Return the resolution of a time in a column of `kind`, in microseconds."""
     if modifier < 0 or kind not in (*_TIMES, "interval"):
         return 1
     if kind in _TIMES:

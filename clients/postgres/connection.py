@@ -241,8 +241,8 @@ def receive_copied(
 ) -> Generator[Any, Any, tuple[RowBuffer, bool]]:
     """Return messages of a COPY, and True if they are the last.
 
-    Returns when there are `rows_max`, when the rows are large, or when some have come and
-    `_GATHERED_S` is over. The inner loop runs once for each row, so it makes few objects.
+    Returns after `rows_max` rows, or earlier if the rows are large. Also returns `_GATHERED_S`
+    after the first row arrived. The inner loop runs once for each row, so it creates few objects.
     """
     rows = RowBuffer()
     data, add_size, read = rows.data, rows.sizes.append, connection.get_copy_data
@@ -387,7 +387,7 @@ class PostgresSession(Session):
     def copy_out(self, statement: str, rows_max: int = 10_000) -> Generator[RowBuffer]:
         """Yield the messages of the COPY … TO STDOUT of `statement`, up to `rows_max` at once.
 
-        Yields fewer if no more come within a moment. Each message is one row, after the head of a
+        Yields fewer if no more arrive within a moment. Each message is one row, after the head of a
         binary COPY. A caller that does not read to the end cancels the COPY.
         """
         connection = self._connection
@@ -457,7 +457,7 @@ class CopyIn:
 
 
 class _GivenUp(Exception):
-    """Raised to tell the server that no more rows follow."""
+    """Raised inside a COPY, so that psycopg ends the COPY with a failure."""
 
 
 @contextmanager
@@ -642,7 +642,8 @@ def _drop_encoding(parameters: dict[str, str]) -> None:
     """Remove the client's encoding, which is always UTF-8.
 
     Raises:
-        ConfigError: It is another one: the server would read the texts of all rows in it.
+        ConfigError: The parameters name another encoding, with which the server would decode all
+            texts.
     """
     encoding = parameters.pop("client_encoding", "utf8")
     if re.sub("[^a-z0-9]", "", encoding.lower()) not in _UTF8_NAMES:

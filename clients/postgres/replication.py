@@ -63,7 +63,7 @@ class StreamRefused(Exception):
     """Raised if the server refuses a command of the stream; its text is the server's message."""
 
     def __init__(self, text: str, code: str) -> None:
-        """Take the server's text, and its SQLSTATE."""
+        """Create the error from the server's text and its SQLSTATE."""
         super().__init__(text, code)
         self.code = code
 
@@ -102,7 +102,7 @@ class ReplicationStream:
     def __init__(
         self, connection: psycopg.Connection, where: str, status_interval_s: float
     ) -> None:
-        """Take over `connection`, which was opened for replication; call `open` instead."""
+        """Create a stream on `connection`, which was opened for replication. Use `open` instead."""
         self._connection = connection
         self._pgconn = connection.pgconn
         self._pgconn.nonblocking = 1
@@ -170,7 +170,7 @@ class ReplicationStream:
         self._reporter.start()
 
     def receive(self, timeout_s: float) -> Changes | Keepalive | None:
-        """Return the next message, or None if none came within `timeout_s`.
+        """Return the next message, or None if no message arrived within `timeout_s`.
 
         Raises:
             StreamRefused: The server has ended the stream with an error.
@@ -205,9 +205,10 @@ class ReplicationStream:
         ]
 
     def acknowledge(self, lsn: int) -> None:
-        """Let the server forget everything before `lsn`. An older LSN changes nothing.
+        """Allow the server to remove WAL before `lsn`. An older LSN changes nothing.
 
-        The caller must have a durable decision that contains every transaction before `lsn`.
+        The caller must have a durable decision that contains every transaction before `lsn`:
+        the server never sends these transactions again.
         """
         with self._lock:
             if lsn <= self._acknowledged or self._closed.is_set():

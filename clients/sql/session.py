@@ -111,9 +111,9 @@ Source: include/uapi/linux/tcp.h of Linux."""
 
 
 def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
-    """Fail the connection of `descriptor` after packets were unacknowledged for so long.
+    """Make the system close the connection if a packet is unacknowledged for this time.
 
-    Does nothing for a connection that is not TCP, and where the system has no such limit.
+    Does nothing for a connection that is not TCP, or if the system has no such limit.
     """
     if _USER_TIMEOUT is None:
         return
@@ -123,20 +123,21 @@ def limit_silence(descriptor: int, unacknowledged_s: float) -> None:
 
 
 class RepeatedPackets:
-    """Measures for how long the system repeats lost packets, during one wait for a reply.
+    """A measurement of the time for which TCP has been repeating a lost packet.
 
-    Packets that probe a full window do not count, so a server that reads nothing is no loss.
+    Used for one wait for a reply. Probes of a full receive window do not count: a server that
+    reads nothing is slow, and its network is not lost.
     """
 
     def __init__(self) -> None:
-        """Begin a wait in which no packet was repeated yet."""
+        """Start the measurement with a time of 0."""
         self._repeats = 0
         self._since_s = 0.0
 
     def measure(self, descriptor: int, now_s: float) -> float:
-        """Return the seconds for which every call has found the same packet repeated.
+        """Return the seconds since the first of the calls that all found the same packet repeated.
 
-        Returns 0 for a connection that is not TCP, and where the system does not tell.
+        Returns 0 for a connection that is not TCP, or if the system does not count repeats.
         """
         repeats = _count_repeats(descriptor)
         # The count only falls when the other side has acknowledged something new.
@@ -157,7 +158,7 @@ def _count_repeats(descriptor: int) -> int:
 
 
 def probe_while_idle(descriptor: int) -> None:
-    """Let the system probe an idle connection, and fail it when no probe is answered."""
+    """Make the system probe an idle connection, and close it if no probe is answered."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as duplicate:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
@@ -172,7 +173,7 @@ class SqlError(Exception):
     """A refused statement. Its text is the server's message, on one line, with its code."""
 
     def __init__(self, text: str, code: str = "") -> None:
-        """Take the server's text, and its code: SQLSTATE, or the number of the error."""
+        """Create the error from the server's text and code: SQLSTATE, or the error's number."""
         # Servers quote keys and values, which may hold line breaks and escape sequences.
         super().__init__(escape_controls(text), code)
         self.code = code
@@ -220,7 +221,7 @@ class TableMissing(SqlError):
 
 
 class TableAltered(SqlError):
-    """Raised if a table differs from what its rows were converted or refused for.
+    """Raised if a table was altered after rows were converted for it or refused.
 
     Reading the table's description again resolves the error.
     """

@@ -61,7 +61,7 @@ class SQLiteSession(Session):
     """A connection in autocommit mode between transactions."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        """Take an open connection, which `close` closes."""
+        """Create a session on an open connection, which `close` closes."""
         self._connection: sqlite3.Connection | None = connection
 
     @property
