@@ -435,11 +435,12 @@ def data_source(name: str, make_sink: Callable[[Mapping[str, str]], Sink]) -> ty
     """Return a format for `spark.dataSource.register`, which writes into any sink.
 
     Args:
-        name: For `writeStream.format(name)` and `write.format(name)`.
-        make_sink: Makes the sink of the options of a query, by names in any case, as often as it is
-            asked and wherever Spark plans, writes or commits; connects to nothing. An option that
-            it asks for and does not get, or gets and never asks for, is an error. It is pickled, by
-            value where it is of the program that Spark runs.
+        name: The name in `writeStream.format(name)` and `write.format(name)`.
+        make_sink: Creates the sink from the query's options, whose names are found in any case.
+            Spark calls it repeatedly, on the driver and on executors, so it must open no
+            connection. Reading an option that is not given raises ConfigError; so does an option
+            that `make_sink` has not read. The function is pickled; a function of the program's own
+            script is pickled by value.
     """
 
     def make(options: Mapping[str, str]) -> Sink:

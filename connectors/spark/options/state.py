@@ -67,7 +67,10 @@ def storage_of(path: str, storage_options: Mapping[str, object] | None) -> Check
     if not storage_options:
         return storage
     if not isinstance(storage, ObjectStorage):
-        raise ConfigError(f"storage.* options are for a bucket, and path={path!r} is none")
+        raise ConfigError(
+            f"storage.* options need the URL of a bucket, but path={path!r} is not one: remove"
+            f" {', '.join(f'storage.{name}' for name in storage_options)}, or correct path"
+        )
     options = {name: str(value) for name, value in storage_options.items()}
     endpoint = options.pop("endpoint", None)
     return ObjectStorage(path, endpoint=endpoint, options=options)

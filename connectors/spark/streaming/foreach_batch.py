@@ -56,29 +56,31 @@ def foreach_batch(
     dead_letters: Sink | None = None,
     sink_id: str = "",
 ) -> Callable[[DataFrame, int], None]:
-    """Return a function for `writeStream.foreachBatch` that writes each batch whole, and once.
+    """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
     Args:
-        sink: Where the rows go. Of several sinks each has a name, in a mapping; all rows of a batch
-            become visible by one decision, whatever sinks they are in. The decision is kept in the
-            first one where that is a database: name it first for ever; another one is refused.
-        rows: What is written of a batch: a function of the batch and its number that returns a
-            DataFrame, or for several sinks one by the name of each. Without it, the batch.
-        checkpoint_location: The query's own, as its option checkpointLocation says.
-        dead_letters: Takes the rows that a sink can never take, in the schema `DEAD_LETTERS`,
-            exactly once with the rest; without it such a row ends the query.
-        sink_id: The name under which rows are prepared, instead of one made from the location.
+        sink: The sink, or a mapping from names to several sinks. One decision makes all rows of a
+            batch visible in all sinks. If the first sink is a database, it keeps these decisions.
+            So the same sink must be the first one in every later run of the query; another first
+            sink raises ConfigError.
+        rows: A function of the batch and its number that returns the DataFrame to write. With
+            several sinks, it returns a mapping from their names to DataFrames. None: write the
+            batch itself, to a single sink.
+        checkpoint_location: The value of the query's option checkpointLocation.
+        dead_letters: A sink for rows that cannot be written, with the schema `DEAD_LETTERS`. Each
+            row arrives exactly once, together with the batch. None: such a row stops the query.
+        sink_id: The name under which rows are prepared. "": a name made from the location.
 
-    A sink that changes rows in place gets them repartitioned by its key: one key, one task. The
-    order of a key's rows within a batch is not kept, so there should be one. With several sinks the
-    batch is persisted while it is written.
+    If a sink upserts or deletes rows, the rows are repartitioned by its key, so that one task
+    writes all rows of a key. Their order within a batch is not kept, so a batch should have at
+    most one row for each key. With several sinks, the batch is persisted while it is written.
 
-    The function runs on the driver, its tasks on the executors. Killed at any moment, nothing of
-    the batch is visible, or all of it is as soon as the query runs again.
+    The function runs on the driver, and its tasks on the executors. If a process is killed, either
+    no row of the batch is visible, or all rows are visible after the query runs again.
 
     Raises:
-        ConfigError: No sink is named, or several are without `rows`.
-        MissingExtra: pandas is not installed here.
+        ConfigError: No sink is given, or several sinks are given without `rows`.
+        MissingExtra: pandas is not installed on the driver.
     """
     require_package("pandas")  # which Spark asks for before it passes a task its rows
     sinks = dict(sink) if isinstance(sink, Mapping) else {_ROWS: sink}

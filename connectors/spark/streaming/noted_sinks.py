@@ -63,17 +63,18 @@ class FirstSink:
                 f" decisions of this query. Name {first!r} first, with the same sink as before."
                 f" With another one batches would be written twice ({self._where})"
             )
-        written, reason = "none", ""
+        written, reason = "no decisions", ""
         try:
             if decisions.read_claim().attempt > 0:
                 return
         except ConfigError as error:
-            written, reason = "others", f" ({error})"
+            written, reason = "other decisions", f" ({error})"
         raise ConfigError(
-            f"the first sink of this query, {first!r}, keeps its decisions. The target that it"
-            f" writes to now has {written}{reason}: it is another database, or onceflow's own"
-            " tables (onceflow_sinks, onceflow_batches) are gone. Give the database that has"
-            f" them; or start with a new checkpoint where the rows end ({self._where})"
+            f"the first sink of this query, {first!r}, keeps the query's decisions, but its"
+            f" database has {written}{reason}: the sink now leads to another database, or"
+            " onceflow's own tables (onceflow_sinks, onceflow_batches) were dropped. Name the"
+            " former database. If its decisions are lost, start the query with a new checkpoint"
+            f" location, from the offsets after the last written row ({self._where})"
         )
 
     def note(self) -> None:
