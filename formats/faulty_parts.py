@@ -55,11 +55,12 @@ def find_faulty_part(
     """Return `error` with the path of the part that made it, for a row that cannot be written.
 
     Args:
-        columns: Of the rows. Only a single row is looked into: of more rows, callers first find
-            those that cannot be written.
+        columns: The columns of one row. With several rows, `error` is returned without a path:
+            callers find the faulty rows first, and pass them one by one.
         fields: The names of the columns, and the types to which they are converted.
         convert: Converts a column, or a part of it.
-        error: Why the rows cannot be written. If no part is at fault alone, it has no path.
+        error: The error of the conversion. It is returned without a path if every part alone can
+            be converted.
     """
     if all(len(column) == 1 for column in columns):
         for column, field in zip(columns, fields, strict=True):

@@ -200,10 +200,10 @@ class Fitting:
         """Match by name.
 
         Args:
-            written: What records of this schema hold.
-            columns: What is read.
-            aliases: Other names that a column had.
-            defaults: Of columns that may be missing; arrays of one value.
+            written: The columns that records of the writer's schema hold.
+            columns: The columns to read.
+            aliases: Further names under which a column may have been written, by its name.
+            defaults: The values of columns that may be missing, as arrays of one value.
         """
         self.fault: str | None = None
         """The reason why no record of this schema can be read, or None."""

@@ -204,9 +204,9 @@ class SchemaCache:
 
         Args:
             settings: The registry.
-            deadline_s: How long one id is asked for.
-            header: The record header that may hold the id instead.
-            subject: The subject of what is read. None: that of the first record's topic.
+            deadline_s: The time for which the registry is asked for one id.
+            header: The name of the record header that may hold the id instead of the value.
+            subject: The subject of the records. None: the subject of the first record's topic.
 
         Raises:
             ConfigError: The registry's client refuses an option, or is not installed.

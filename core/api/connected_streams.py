@@ -68,7 +68,9 @@ KeyedFeeds: TypeAlias = tuple[tuple[Feed, ...], tuple[str, ...]]
 def check_pipeline(graph: GraphBuilder, other: GraphBuilder, verb: str) -> None:
     """Raise ConfigError if the streams belong to different pipelines."""
     if other is not graph:
-        raise ConfigError(f"{verb}() of streams of two pipelines: a job reads what is its own")
+        raise ConfigError(
+            f"{verb}() of streams of two pipelines: read both sources in the same Pipeline"
+        )
 
 
 class KeyedConnectedStreams(Generic[StreamT]):

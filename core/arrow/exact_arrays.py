@@ -485,7 +485,9 @@ def _check_zones(given: pa.DataType, kind: pa.DataType) -> None:
     if not types.is_timestamp(given):
         return
     if types.is_timestamp(kind) and (given.tz is None) is not (kind.tz is None):
-        raise InexactValue(f"{given} and {kind} are not both with a time zone; convert it first")
+        raise InexactValue(
+            f"{given} cannot become {kind}: only one of them has a time zone; convert it first"
+        )
     if types.is_date(kind) and given.tz is not None:
         raise InexactValue(f"which date of {kind} it is depends on the zone of {given}")
     if types.is_time(kind):

@@ -76,10 +76,11 @@ def _is_compiled_from(code: types.CodeType, tree: ast.Module) -> bool:
 
 
 def _instructions(code: types.CodeType) -> set[tuple[str, str, str]]:
-    """Return the instructions with their positions (Python 3.10: numbers), but without jumps.
+    """Return the instructions of `code` with their positions, to compare two compilations.
 
-    Equal texts may be compiled to blocks in another order, and so to other jumps. Imported names
-    may be called by other instructions.
+    Python 3.10 has no positions: there, the instructions are numbered. Jumps are left out and all
+    loads and calls get one name, because Python may compile the same text to blocks in another
+    order, and to other instructions for calls of imported names.
     """
     jumps = {*dis.hasjrel, *dis.hasjabs, dis.EXTENDED_ARG}
     return {

@@ -137,7 +137,8 @@ def name_functions(functions: Mapping[str, QueryFunction]) -> tuple[NamedFunctio
         # DataFusion compares the names of functions in lower case.
         if name.lower() in named:
             raise ConfigError(
-                f"{owner}: SQL does not distinguish it from {named[name.lower()].name!r}"
+                f"{owner} and {named[name.lower()].name!r} differ only in upper and lower case,"
+                " which SQL does not distinguish: rename one"
             )
         named[name.lower()] = _name_function(name, function, owner)
     return tuple(named.values())

@@ -61,7 +61,7 @@ class SourceReader(ABC):
 
     @abstractmethod
     def poll(self, timeout_s: float) -> PolledRows | EndOfInput | None:
-        """Return the next rows in the source's schema, or None if none came in `timeout_s`.
+        """Return the next rows in the source's schema, or None if none arrived in `timeout_s`.
 
         A reader of a source with `outputs` returns an `OutputBatch`, or several of them in the
         order in which the engine sends them on. Advances the positions past every returned row: the

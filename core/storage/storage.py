@@ -450,7 +450,9 @@ def _to_directory(root: str) -> str:
             " abfs://), or HDFS by its NameNode's HTTP port: webhdfs://namenode:9870/path"
         )
     if not root or "\0" in root:
-        raise errors.ConfigError("checkpoint storage needs a directory: a path or file:///path")
+        raise errors.ConfigError(
+            f"checkpoint storage {root!r} names no directory: give a path or file:///path"
+        )
     return str(Path(root).expanduser().absolute())
 
 

@@ -32,8 +32,8 @@ class AvroRecords:
         """Prepare to read some members of the schema.
 
         Args:
-            schema: What the records were written with.
-            names: The members to return; the others are passed over.
+            schema: The schema with which the records were written.
+            names: The members to return. Other members are skipped.
         """
         self._schema = schema
         self._wanted = names

@@ -103,7 +103,10 @@ class JsonObjects:
         """
         doubled = sorted({name for name in columns.names if columns.names.count(name) > 1})
         if doubled:
-            raise ConfigError(f"columns {doubled} are there twice; a JSON object has each once")
+            raise ConfigError(
+                f"columns {doubled} occur more than once, and a JSON object has one value for each"
+                " name: rename them"
+            )
         self._columns = [JsonValues(column.type, column.name) for column in columns]
         names = [f"c{index}" for index in range(len(columns))]
         self._row = msgspec.defstruct(

@@ -420,7 +420,7 @@ _TYPE_NAMES = (
 def find_reread(
     written: Descriptor, read: Descriptor, names: Iterable[str], path: frozenset[str] = frozenset()
 ) -> str | None:
-    """Return which field of `written` would be misread as one of `names` of `read`, or None.
+    """Return a field of `written` that would be misread as one of `names` of `read`, or None.
 
     Fields match by number. `path` has the messages around these.
     """
@@ -480,9 +480,9 @@ def protobuf_text(columns: pa.Schema, name: str, latest: Descriptor | None = Non
     """Return the schema of messages with `columns`, with the name `name`.
 
     Args:
-        columns: Of the rows.
-        name: Of the message, unless `latest` has another one.
-        latest: The message of the subject's latest version, whose numbers hold.
+        columns: The columns of the rows.
+        name: The name of the message. If `latest` is given, its name is used instead.
+        latest: The message of the subject's latest version. Its fields keep their numbers.
 
     Raises:
         ConfigError: A column has a name or a type that Protobuf does not have.

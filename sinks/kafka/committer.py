@@ -156,9 +156,9 @@ class KafkaCommitter(Committer):
     def abort(self, committable: Committable) -> AbortOutcome:
         """Delete the staged rows, then check that no process has committed or still commits them.
 
-        In this order: a process that takes the lane after this finds no rows to produce, and a
-        former owner is fenced. Before the deletion the commit offset is read once, so that a broker
-        that does not reply changes nothing.
+        The order matters. After the deletion, a process that opens the lane finds no rows to
+        produce. Opening the lane here then fences a process that was committing them. The commit
+        offset is read once before the deletion: if no broker replies, nothing is deleted.
         """
         transaction = committable.transaction
         deadline = time.monotonic() + self._settings.deadline_s

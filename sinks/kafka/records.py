@@ -59,7 +59,10 @@ class StagedFacts:
 
 
 def stamp(batch: pa.RecordBatch, topics: tuple[str, ...]) -> pa.RecordBatch:
-    """Return `batch` with the time, rounded down to seconds, and the topics that it may name."""
+    """Return `batch` with the present time in seconds and `topics` in its schema's metadata.
+
+    `topics` are the topics to which the rows of the batch may go.
+    """
     # `repr` of a float reads back as the same float. All batches of one second have the same
     # schema, so they are staged as one stream.
     staged_at_s = float(int(time.time()))
@@ -89,7 +92,7 @@ def produce(producer: Produces, batch: pa.RecordBatch, *, deadline: float, **nam
     Args:
         producer: Takes the records; it reports undelivered ones at the next flush or commit.
         batch: Records.
-        deadline: Of `time.monotonic`; the limit of the wait for a full queue.
+        deadline: The end of the wait for a full queue, as a time of `time.monotonic`.
         named: Further arguments of `produce`.
 
     Raises:

@@ -305,7 +305,7 @@ class SQLiteSink(SqlSink):
         elif not self.create:
             raise ConfigError(
                 f"{self.endpoint} does not exist, so it has no table {self.table}; create it, or "
-                "say create=True"
+                "give create=True"
             )
 
     @override

@@ -58,7 +58,10 @@ class KeyedRows:
         *,
         by_split: bool = False,
     ) -> None:
-        """Insert the column that `decoder` makes from keys at `column_index` of `schema`."""
+        """Add the decoded keys to the rows of `rows`, as column number `column_index`.
+
+        `decoder` converts the keys. `schema` has all columns, including that of the keys.
+        """
         self.runs: SplitRuns = []
         self._by_split = by_split
         self._topics = topics

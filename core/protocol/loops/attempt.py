@@ -121,9 +121,9 @@ _ForCoordinator: TypeAlias = (
 class AttemptLoop:
     """The loop that decides the driver's actions in one attempt.
 
-    `coordinator` builds the coordinator as of the given time, once every slot runs. `offers` are
-    the splits of each source that may get new ones. The time in which slots must connect begins
-    with the first `tick`. Times are of a monotonic clock.
+    `coordinator` is called with the present time when every slot runs, and returns the checkpoint
+    coordinator. `offers` has the splits of each source that may get new splits. The time limit for
+    the connections of slots begins with the first `tick`. Times are of a monotonic clock.
     """
 
     def __init__(

@@ -211,7 +211,10 @@ class JobTraces:
 
 
 def _list_steps(stats: AttemptStats) -> Iterator[tuple[str, float, float]]:
-    """Yield the steps of a start with begin and end. Slots start while sinks recover."""
+    """Yield the name, begin and end of each step of a start, in seconds since the attempt began.
+
+    The steps "recover sinks" and "start slots" overlap: both run at the same time.
+    """
     if stats.slots_ended_s:
         yield "slots end", 0.0, stats.slots_ended_s
     yield "claim the job", stats.slots_ended_s, stats.claimed_s

@@ -72,7 +72,10 @@ class WideTotals(Totals):
         self.seen[entries if valid is None else entries[valid]] = 1
 
     def _fold_integers(self, entries: Ints, values: pa.Array | npt.NDArray[Any] | None) -> bool:
-        """Add integers in 64 bits, which is faster. Return False if their own sum may not fit."""
+        """Sum `values` of type int64 in 64 bits, which is faster, and add the sums to the totals.
+
+        Return False, and add nothing, if the sum of the batch may need more than 64 bits.
+        """
         if not isinstance(values, pa.Array) or values.type != pa.int64() or not len(entries):
             return False
         numbers = values.fill_null(0).to_numpy(zero_copy_only=False)
@@ -108,7 +111,7 @@ class WideTotals(Totals):
             self.totals[group.entries] = group.lasts(running)
 
     def _nulls(self, unseen: Mask) -> Mask | None:
-        """Return a mask of the results that are null, or None if none is."""
+        """Return a mask of the results that are null, or None if no result is null."""
         return None if self.column.op == "sum" or not unseen.any() else unseen
 
     def _to_numbers(

@@ -238,7 +238,7 @@ class LocalFileSystem(filesystem.CreatesAtomically, filesystem.AdoptsFiles, file
             for _ in range(TRIES_MAX):
                 if tree_is_gone(full):
                     return
-            raise OSError(errno.ENOTEMPTY, "somebody keeps adding files")
+            raise OSError(errno.ENOTEMPTY, "another process keeps adding files to the directory")
 
     @override
     def delete_directory_if_empty(self, path: str) -> None:

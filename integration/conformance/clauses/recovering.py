@@ -207,7 +207,7 @@ def older_attempt_is_refused(harness: Harness) -> None:
             harness.job.check(attempt)
         except OnceflowError:
             continue
-        raise Violation(f"check of attempt {attempt} was let in after that of attempt 2")
+        raise Violation(f"open() accepted attempt {attempt} after attempt 2")
     harness.job.check(3)
 
 
