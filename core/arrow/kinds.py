@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -130,6 +130,8 @@ def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if holds(column.type, _is_list_view) and not holds(kind, _is_list_view):
+        column = _without_list_views(column)
     try:
         return column.cast(kind, safe=True)
     except pa.ArrowInvalid:
@@ -137,6 +139,40 @@ def _cast_own_rows(column: pa.Array, kind: pa.DataType) -> pa.Array:
             raise
     own_rows = column.take(pa.array(np.arange(len(column))))
     return own_rows.cast(kind, safe=True)
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(arrow.is_list_view(kind) or arrow.is_large_list_view(kind))
+
+
+def _without_list_views(column: pa.Array) -> pa.Array:
+    """Return `column` with lists in place of list views, also within structs and lists.
+
+    pyarrow 26 itself casts the last list view behind an empty one to an empty list.
+
+    Raises:
+        ArrowNotImplementedError: A list view is within a value of another kind.
+    """
+    kind, nested = column.type, cast("Any", column)
+    if not holds(kind, _is_list_view):
+        return column
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    if arrow.is_struct(kind):
+        parts = [_without_list_views(nested.field(at)) for at in range(kind.num_fields)]
+        fields = [field.with_type(part.type) for field, part in zip(kind, parts, strict=True)]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=pa.array(null))
+    if not (_is_list_view(kind) or is_list(kind)):
+        raise pa.ArrowNotImplementedError(f"cannot cast {kind}: a list view is within it")
+    values = _without_list_views(pc.list_flatten(column))
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+    is_large = arrow.is_large_list_view(kind) or arrow.is_large_list(kind)
+    width, array, make = (
+        (np.int64, pa.LargeListArray, pa.large_list)
+        if is_large
+        else (np.int32, pa.ListArray, pa.list_)
+    )
+    offsets = pa.array(np.insert(ends, 0, 0).astype(width), mask=np.append(null, False))
+    return array.from_arrays(offsets, values, type=make(kind.value_field.with_type(values.type)))
 
 
 def to_plain_rows(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -23,6 +23,7 @@ from onceflow import (
     ProcessWindowFunction,
     Stream,
     TumblingEventTimeWindows,
+    ValueStateDescriptor,
     WatermarkStrategy,
 )
 from onceflow.core.errors import UserFunctionError
@@ -204,6 +205,65 @@ def test_a_column_that_the_schema_lacks_is_told_and_not_dropped(
     with pytest.raises(UserFunctionError, match=lacks):
         pipeline.run(60)
     assert sink.rows() == []
+
+
+NESTED = SCHEMA.append(pa.field("m", pa.map_(pa.string(), pa.int64()))).append(
+    pa.field("l", pa.list_(pa.int64()))
+)
+
+
+def with_map_and_list(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Add a map, and a list as a list view: empty ones, and others behind them."""
+    ids = cast("list[int]", batch.column("id").to_pylist())
+    maps = pa.array([[("a", one), ("b", None)][: one % 3] for one in ids], NESTED.field("m").type)
+    lists = pa.array([[one] * (one % 2) for one in ids], pa.list_view(pa.int64()))
+    return batch.append_column("m", maps).append_column("l", lists)
+
+
+class Kept(KeyedFunction):
+    """Returns each record as a state of `dict` has kept it."""
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def open(self, state: Any) -> None:
+        self.kept = state.value_state(ValueStateDescriptor("kept", dict))
+
+    def process(self, record: Record) -> Record:
+        self.kept.set(record)
+        return cast("Record", self.kept.get())
+
+
+class Unchanged(ProcessWindowFunction):
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        return input_schema
+
+    def process(self, key: Any, window: Any, records: list[Record]) -> list[Record]:
+        return records
+
+
+@pytest.mark.parametrize("kind", ["batches", "map", "state", "window"])
+def test_maps_and_lists_of_records_come_back_as_they_were(
+    cluster: AnyCluster, tmp_path: Path, kind: str
+) -> None:
+    pipeline, stream, sink = begin(cluster, tmp_path)
+    given = stream.map_batches(with_map_and_list, schema=NESTED)
+    made = {
+        "batches": lambda: given,
+        "map": lambda: given.map(lambda record: record | {"amount": 0}),
+        "state": lambda: given.key_by("account").process(Kept(), uid="step"),
+        "window": lambda: (
+            given.key_by("account")
+            .window(TumblingEventTimeWindows("1 s"))
+            .process(Unchanged(), uid="step")
+        ),
+    }[kind]()
+    made.write(sink, uid="out")
+    pipeline.run(60)
+    rows = sorted(sink.rows(), key=lambda row: row["id"])
+    assert [([*map(tuple, row["m"])], row["l"]) for row in rows] == [
+        ([("a", one), ("b", None)][: one % 3], [one] * (one % 2)) for one in range(RECORDS)
+    ]
 
 
 LARGE = 2**53 + 1

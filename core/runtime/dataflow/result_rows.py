@@ -6,14 +6,14 @@ change the record afterwards. `exact_array` converts the values to columns witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
 import pyarrow as pa
 
 from onceflow.core.arrow.exact_arrays import InexactValue, exact_array
-from onceflow.core.arrow.kinds import is_bytes, is_text
+from onceflow.core.arrow.kinds import holds, is_bytes, is_list, is_text
 from onceflow.core.errors import UserFunctionError
 from onceflow.core.plan.functions import Record, copy_value
 from onceflow.core.runtime.dataflow.user_functions import result_error
@@ -21,7 +21,7 @@ from onceflow.core.runtime.dataflow.user_functions import result_error
 Results: TypeAlias = Record | Iterable[Record] | None
 
 _TAKE_RECORD = """
-def make(extend, refuse, copy_value):
+def make(extend, refuse, copy_value, kinds, copy_pairs):
     def take_record(record):
         try:
             if len(record) == {width}:
@@ -42,9 +42,9 @@ class ResultRows:
         self.schema = schema
         self._values: list[Any] = []
         """The values, row after row: a single list is many times cheaper than a tuple per row."""
-        templates = tuple(_copy_template(field.type) for field in schema)
+        templates = tuple(_copy_template(field.type, at) for at, field in enumerate(schema))
         self.take_record: Callable[[Record], None] = _maker(tuple(schema.names), templates)(
-            self._values.extend, self._refuse, copy_value
+            self._values.extend, self._refuse, copy_value, schema.types, _copy_pairs
         )
         """Copies the values of one record.
 
@@ -146,11 +146,37 @@ def _maker(names: tuple[str, ...], templates: tuple[str, ...]) -> Callable[..., 
     return cast("Callable[..., Any]", namespace["make"])
 
 
-def _copy_template(kind: pa.DataType) -> str:
-    """Return the code that copies a value of a column of `kind`."""
+def _copy_template(kind: pa.DataType, at: int) -> str:
+    """Return the code that copies a value of column `at`, which has type `kind`."""
     if pa.types.is_dictionary(kind):
-        return _copy_template(kind.value_type)
+        return _copy_template(kind.value_type, at)
     if is_text(kind):
         # Nearly all values are str, which need no call; a bytearray becomes text, too.
         return "(text if (text := {value}).__class__ is str else copy_value(text))"
+    if holds(kind, pa.types.is_map):
+        return f"copy_pairs({{value}}, kinds[{at}])"
     return "copy_value({value})" if pa.types.is_nested(kind) or is_bytes(kind) else "{value}"
+
+
+def _copy_pairs(value: Any, kind: pa.DataType) -> Any:
+    """Return a copy of `value` with tuples as the pairs of maps, as Arrow takes them.
+
+    Arrow's records have such tuples. A state of `dict` returns them as lists.
+    """
+    try:
+        if value is not None and pa.types.is_map(kind):
+            pairs = value.items() if isinstance(value, Mapping) else value
+            keys, items = kind.key_type, kind.item_type
+            return [(_copy_pairs(key, keys), _copy_pairs(item, items)) for key, item in pairs]
+        if value is not None and is_list(kind):
+            return [_copy_pairs(element, kind.value_type) for element in value]
+        if isinstance(value, Mapping) and pa.types.is_struct(kind):
+            types = {field.name: field.type for field in kind}
+            return {
+                name: _copy_pairs(member, types.get(name, pa.null()))
+                for name, member in cast("Mapping[str, Any]", value).items()
+            }
+    except (TypeError, ValueError):
+        # The value has another form, which the conversion to a column refuses by name.
+        pass
+    return copy_value(value)
