@@ -2,8 +2,8 @@
 
     python -m tests.chaos.job SPEC.json
 
-Started again with the same spec, it goes on with the job. When the spec's stop file appears, the
-job drains its sources and ends. Exit status 0 means that the job has stopped in order.
+A second start with the same spec continues the job. When the spec's stop file appears, the job
+drains its sources and ends. Exit status 0 means that the job stopped as requested.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The end of a run of chaos."""
+"""The conditions under which a run of chaos ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts on a bridge: cables that are broken for one host, and no other."""
+"""Hosts on a bridge: a broken cable disconnects its own host and no other host."""
 
 from __future__ import annotations
 

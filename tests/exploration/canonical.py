@@ -1,13 +1,15 @@
 """Copies of mutable objects, and codes that are equal for equal content.
 
 A process of a world holds objects of production. The explorer copies a process before each step,
-and gives each content a number, its *code*. Two processes with one code behave alike from then on.
+and gives each distinct content a number, its *code*. Two processes with the same code behave the
+same in all later steps.
 
     immutable    numbers, texts, enums, functions, errors, frozen dataclasses: shared by copies
     mutable      every other object: copied with all that it refers to
 
-The code of a set or of a mapping does not depend on its order. `search` checks that this loses
-nothing: it steps processes that have one code and another order, and compares the results.
+The code of a set or of a mapping does not depend on its order. `search` checks that behaviour does
+not depend on this order either: it steps processes with the same code and different orders, and
+compares the results.
 """
 
 from __future__ import annotations

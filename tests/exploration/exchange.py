@@ -4,9 +4,9 @@ Perhaps only the first slots have a sink subtask. Each source sends its rows in 
 subtasks. Production's queues and its alignment are between them. Barriers may overtake rows that
 wait in a sink's channels. Senders have a credit for each row.
 
-While no barrier overtakes, a sink processes what arrives when it arrives. Otherwise elements arrive
-when they are sent, and the explorer chooses when the sink processes them. A later arrival would
-look to the sink as if its sender had been slower.
+If no barrier may overtake, a sink processes each element when it arrives. Otherwise elements arrive
+when they are sent, and the explorer chooses when the sink processes them. The explorer does not
+delay arrivals: a sink cannot distinguish a late arrival from a slow sender.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Broken variants of the protocol: the world in which each breaks a law, or why none can."""
+"""Broken variants of the protocol, each with a world in which it breaks a law.
+
+Some variants break no law in any world. They have the reason instead.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Production's code as it is explored: with a clock of its own, and with a mistake in it."""
+"""Patches of production's code for an exploration: a simulated clock, and a chosen mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a world: which ones a state allows, and what each leads to.
+"""The steps of a world: the steps that a state allows, and the state after each.
 
 A state is a tuple of numbers and short tuples. Processes, messages, the log and targets are in it
 by their codes. A step of a process depends only on its code and on the event. So it is computed
