@@ -93,7 +93,7 @@ def message_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def indexes_of(path: tuple[int, ...]) -> bytes:
-    """Return the bytes after the header of values that are the message at `path`."""
+    """Return the encoded message indexes of `path`, which follow the header of a value."""
     if path == (0,):
         return b"\0"
     return b"".join(map(_number_bytes, (len(path), *path)))

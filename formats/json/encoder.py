@@ -79,7 +79,7 @@ class JsonValues:
         """Return one value for each row of the only column, each after `header`; None for null.
 
         Raises:
-            ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
+            ValueError: A value cannot be written. See `ENCODING_ERRORS` for further types.
         """
         (column,) = columns
         return [
@@ -120,7 +120,7 @@ class JsonObjects:
         """Return one object for each row, each after `header`.
 
         Raises:
-            ValueError: A value cannot be written, and the like; see `ENCODING_ERRORS`.
+            ValueError: A value cannot be written. See `ENCODING_ERRORS` for further types.
         """
         values = [
             values.to_python(column) for values, column in zip(self._columns, columns, strict=True)

@@ -52,7 +52,7 @@ class BatchDriver(Generic[RowsT]):
             committer.close()
 
     def other(self, sink_id: str = "", owner: str = "", source: str = "") -> BatchDriver[RowsT]:
-        """Return another driver. Arguments that are not given are those of this driver."""
+        """Return another driver. The default of each argument is this driver's value."""
         target = replace(
             self.target,
             sink_id=sink_id or self.target.sink_id,

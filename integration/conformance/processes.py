@@ -40,7 +40,7 @@ class Child:
         self._link = link
 
     def result(self, timeout_s: float = TIMEOUT_S) -> Any:
-        """Return what the function returned.
+        """Return the function's result.
 
         Raises:
             ChildFailed: The function raised an error.

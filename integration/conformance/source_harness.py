@@ -416,7 +416,7 @@ class Call:
         return self._thread.is_alive()
 
     def result(self) -> Any:
-        """Return what the call returned, or raise its error.
+        """Return the call's result, or raise its error.
 
         Raises:
             Violation: The call still runs after `TIMEOUT_S`.

@@ -75,12 +75,13 @@ class SourceInput(ABC):
     def remove_split(self, split_id: str) -> str:
         """Delete a split or more from the input, as an administrator would.
 
-        Return the name by which an error must name what is missing, such as that of a file.
+        Return the name of the removed split, such as a file name, which the source's error must
+        contain.
         """
         raise NotTestable("needs remove_split()")
 
     def count_acknowledged(self, split_id: str) -> int:
-        """Return how many rows of a split the source has reported as done, outside of onceflow.
+        """Return the number of rows of a split that the source has acknowledged to its server.
 
         Examples are the committed offset of a consumer group, and the confirmed position of a
         replication slot. Ask the server itself. Do not use the source's own code.

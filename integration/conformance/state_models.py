@@ -95,9 +95,9 @@ class KeyModel:
         self.unsure = set(self.expired)
 
     def settle(self, read: Reading, now_ms: int) -> None:
-        """Revive expired items that another process has read, once after a move.
+        """Move expired items back to `items` if the backend returned them after a move.
 
-        Items that have expired by the new clock, too, must not be revived.
+        The new process's clock may be behind. Items that have expired by this clock stay expired.
         """
         value, elements, mapped, reduced, mean = read
         for name in self.unsure:

@@ -53,7 +53,7 @@ def make_columns(
 ) -> TableColumns:
     """Return the conversion of rows of schema `rows` to `table`.
 
-    `rules` are those of the write mode.
+    `rules` are the rules of the write mode.
 
     Raises:
         ConfigError: They do not fit; names the column, both types, and the remedy.

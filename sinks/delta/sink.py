@@ -166,7 +166,7 @@ class DeltaSink(LakeSink):
         return DeltaLakeTable(self._location, context.sink_id).load().table
 
     def _make_columns(self, table: DeltaTable, context: spi.WriterContext) -> TableColumns:
-        """Return how the rows of a writer become rows of the table.
+        """Return the conversion of a writer's rows to rows of the table.
 
         Raises:
             ConfigError: The rows cannot go into the table.

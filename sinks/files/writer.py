@@ -258,7 +258,7 @@ class FileWriter(SinkWriter):
             file.drop()
 
     def _measure_room(self) -> int:
-        """Return how many bytes a partition's directory may have below the sink's own."""
+        """Return the maximal bytes of a partition's path, counted below the sink's own path."""
         location, context = self._settings.location, self._context
         # An object store limits the whole key after the bucket's name, and not each name.
         in_bucket = location.publish == "copy"

@@ -167,7 +167,7 @@ class IcebergSink(LakeSink):
             return table.load()
 
     def _make_columns(self, version: IcebergVersion, context: spi.WriterContext) -> TableColumns:
-        """Return how the rows of a writer become rows of the table.
+        """Return the conversion of a writer's rows to rows of the table.
 
         Raises:
             ConfigError: The rows cannot go into the table.

@@ -65,7 +65,7 @@ _REJECTED: Final[Mapping[str, str]] = {
 
 
 def advise_on_rights(error: KafkaError) -> str:
-    """Return how to grant the right, or change the setting, for which a broker refused a request.
+    """Return the statement or setting that makes the broker accept a refused request.
 
     Empty if the error has another cause.
     """
@@ -73,7 +73,7 @@ def advise_on_rights(error: KafkaError) -> str:
 
 
 def advise(error: KafkaError) -> str:
-    """Return what a person must change before a commit that failed by `error` can succeed.
+    """Return the advice for a commit that fails by `error` until a person changes something.
 
     Empty if a later try may succeed by itself.
     """

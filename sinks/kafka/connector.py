@@ -1,7 +1,7 @@
 """The connector of Kafka. Its resource manager lists staged records that are not yet produced.
 
 The staged rows contain their topics, so that no sink need be named. The owner's group, which the
-job wrote at its claim, tells which sink ids belong to this Kafka.
+job wrote at its claim, contains the sink ids that belong to this Kafka.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class TableColumns:
             return self.cast(bad_rows.without(rows, dict(self._find_misfits(rows))))
 
     def find_change(self, newer: TableColumns) -> str:
-        """Return how `newer` takes other rows than these columns; empty if it takes the same.
+        """Return a change of the accepted rows between these columns and `newer`; empty if none.
 
         Both must be made for the same rows. Columns that the rows lack are not compared.
         """
@@ -108,7 +108,7 @@ class TableColumns:
         return ""
 
     def _list_facts(self) -> dict[str, object]:
-        """Return what decides whether a value fits, by column of the rows."""
+        """Return the type and the rules of each column of the rows, by name."""
         return {
             name: (field.type, name in self._required, self._list_reasons(name))
             for name, field in zip(self._names, self._target, strict=True)

@@ -450,7 +450,7 @@ class ServerDiagnosis(ABC):
         return area.problem("it does not exist", "the table", "create it, or pass create=True")
 
     def room(self, session: Session, parallelism: int) -> Sequence[Finding]:
-        """Judge whether a job of `parallelism` finds enough free connections and the like now."""
+        """Return findings about the free connections and other resources that the job needs."""
         del session, parallelism
         return ()
 
@@ -569,9 +569,9 @@ class TwoPhase(ABC):
 
     @abstractmethod
     def end_holding_session(self, session: Session, transaction: TransactionId) -> str:
-        """Describe the session that holds the transaction.
+        """End the session that holds the transaction if the session prepared it.
 
-        End the session if no process needs it.
+        Return a description of the session and of the outcome, for the error text.
         """
 
     @abstractmethod

@@ -53,7 +53,7 @@ class RowValidator:
         named: Callable[[TableName], Target],
         bad_rows: BadRows,
     ) -> None:
-        """Take nothing yet.
+        """Create an empty validator.
 
         `named` returns a table, or raises ConfigError if the table takes no rows.
         """

@@ -135,4 +135,4 @@ class PreparedTransactions(Transactions):
 
     @abstractmethod
     def _way_to_end(self, transaction: TransactionId) -> str:
-        """Return where prepared transactions are listed, and the statements that end this one."""
+        """Return the advice how to list prepared transactions, and how to end this one."""

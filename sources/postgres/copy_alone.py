@@ -2,7 +2,8 @@
 
 All rows are those of one moment: one exported snapshot for all tables and connections. The snapshot
 ends with the attempt that took it. A later attempt may continue only in an equal snapshot, which
-sees the same transactions: the database was not written in between. Otherwise it refuses to go on.
+sees the same transactions: the database was not written in between. Otherwise it raises
+OffsetOutOfRange.
 """
 
 from __future__ import annotations

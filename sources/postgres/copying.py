@@ -162,7 +162,7 @@ class CopyThreads:
         position: SlotPosition,
         builders: Mapping[int, RowBuilder],
     ) -> None:
-        """Start the threads. `name` is that of the connections; `builders` are by the tables' OIDs.
+        """Start the threads. `name` names their connections. `builders` has a builder for each OID.
 
         The threads build batches in parallel, so that the reader's thread has time for the sink.
         """

@@ -198,7 +198,7 @@ class CopyFilter:
 
     @property
     def needs_key(self) -> bool:
-        """True if chunks are told apart by keys. A single chunk has every key."""
+        """True if the chunk of a change depends on its key. A single chunk has every key."""
         return bool(self._uppers)
 
     def may_contain(self, commit_lsn: int) -> bool:

@@ -80,7 +80,7 @@ def owners_by_slot(job: str, splits: Collection[tuple[str, Split]]) -> dict[str,
 
 
 def list_slots(session: PostgresSession, stored: dict[str, SlotOwner]) -> Sequence[LeftSlot]:
-    """Return the slots of onceflow in the session's database; `stored` are those of stored jobs."""
+    """Return the slots of onceflow in the session's database; `stored` has stored jobs' slots."""
     names = ", ".join(map(literal, stored)) or "NULL"
     publications = {str(name) for (name,) in session.query(_PUBLICATIONS)}
     slots: list[LeftSlot] = []

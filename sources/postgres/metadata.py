@@ -99,7 +99,7 @@ class MetadataColumns:
         return self._extend(batch, (), pa.nulls(batch.num_rows, pa.int64()))
 
     def extend_changes(self, batch: pa.RecordBatch, changed: ChangedRows) -> pa.RecordBatch:
-        """Return `batch`, whose rows are those of `changed`, with the chosen columns."""
+        """Return `batch`, the rows of `changed`, with the chosen columns added."""
         if not self.chosen:
             return batch
         transactions = changed.transactions

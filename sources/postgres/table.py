@@ -117,7 +117,7 @@ class SourceColumn:
 
     @property
     def has_own_order(self) -> bool:
-        """True if the order is that of the column itself, so that an index has it."""
+        """True if the copy orders by the column itself, so that an index can have this order."""
         return self.has_known_order and (self.order != "text" or self.is_binary_text)
 
     @property
@@ -322,7 +322,7 @@ def _literal(text: str) -> str:
 
 
 def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: str) -> None:
-    """Raise ConfigError unless changes tell which row they concern.
+    """Raise ConfigError unless each change contains the key or all old values of its row.
 
     With a publication and no identity, Postgres would refuse UPDATE and DELETE of all programs.
     """
@@ -340,7 +340,7 @@ def _check_identity(name: TableName, identity: str, key: Sequence[str], kind: st
 
 
 def _check_partitions(session: Session, name: TableName, oid: int) -> None:
-    """Raise ConfigError unless changes of each partition tell which row they concern."""
+    """Raise ConfigError unless changes of each partition identify their rows."""
     for (partition,) in session.query(_UNIDENTIFIED_PARTITION.format(table=oid)):
         raise ConfigError(
             f"partition {partition} of table {name} has neither a primary key nor a replica"

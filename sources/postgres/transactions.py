@@ -238,7 +238,7 @@ class ChangeReader:
         return TakenChanges(taken, times)
 
     def _return(self) -> None:
-        """Set the returned position to the position after all processed messages."""
+        """Record that all processed changes were returned: `position` is then after them."""
         self._returned, self._returned_as_of_ms = self._next, self._as_of_ms
 
     def _assign(self, transaction: pgoutput.TransactionBegin) -> None:

@@ -374,12 +374,14 @@ class BatchCommits:
     def _require_own_claim(self) -> AttemptId | None:
         """Return the newest claim if it is this driver's own, or None before its first claim.
 
-        Another driver may have taken over while this one was paused. This driver must not take the
-        sink id back: its successor would end, and then Spark's own log would end this run, too.
+        Another driver may have claimed the sink id while this one was paused. This driver must not
+        claim it again: that would end the other driver's run, and afterwards Spark's own log would
+        end this run, so that no run is left.
 
         Raises:
-            Fenced: Another driver has claimed the sink id since. The message names it. The next
-                call claims again, because it belongs to a run that was started after this error.
+            Fenced: Another driver has claimed the sink id since. The message names it. A later
+                call claims the sink id again: it belongs to a run that was started after the
+                error.
         """
         if self._claimed is None:
             return None

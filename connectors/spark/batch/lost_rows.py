@@ -16,7 +16,7 @@ _IDS_MAX = 20
 def find_lost_rows(
     committer: Committer, decided: Iterable[Committable], in_doubt: Iterable[Committable]
 ) -> Sequence[Committable]:
-    """Return which of `decided` are staged, not committed, and have no file. Changes no rows.
+    """Return those of `decided` that are staged, not committed, and have no file. Changes no rows.
 
     `in_doubt` are the transactions that have a file. A transaction without a file is committed
     already, or lost.

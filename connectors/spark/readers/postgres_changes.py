@@ -19,8 +19,8 @@ The end of a batch, as Spark stores it:
     {"batch": 7, "rows": 120, "file": "onceflow-postgres-changes/…", "slot": "orders",
      "position": {…}}
 
-`position` is that of the source (sources/postgres/position.py). `batch` counts the ends that this
-format has returned; it is not Spark's number. A batch without rows has no file.
+`position` is a position of the source (sources/postgres/position.py). `batch` counts the ends that
+this format has returned; it is not Spark's number. A batch without rows has no file.
 
 Importing this module needs a Spark with `SparkInterface.READ_LIMITS`.
 """
