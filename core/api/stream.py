@@ -219,7 +219,7 @@ class Stream(ServiceCalls["Stream"], TableJoins["Stream"]):
     ) -> Stream:
         """Keep, rename or compute `columns`: `"id"`, `"price AS bid"`, `"price * 2 AS twice"`.
 
-        `"*"` stands for all columns. Expressions are those of `sql`, and need `onceflow[sql]`.
+        `"*"` stands for all columns. Expressions are written as in `sql`, and need `onceflow[sql]`.
         Columns that are only kept or renamed do not need it.
 
         Raises:
@@ -273,7 +273,7 @@ class Stream(ServiceCalls["Stream"], TableJoins["Stream"]):
         late: functions.OutputTag | None = None,
         names: WindowNames = WINDOW_COLUMNS,
     ) -> AllWindowedStream[Stream]:
-        """Cut all records into windows. Parameters and errors are those of `KeyedStream.window`."""
+        """Cut all records into windows. Has the parameters and errors of `KeyedStream.window`."""
         settings = (windows, time, allowed_lateness, late, names)
         return AllWindowedStream(self._graph, self._feeds, Stream, *settings)
 

@@ -228,7 +228,10 @@ class _Ddl:
 
 
 def columns_difference(first: pa.Schema, other: pa.Schema, number: int) -> str:
-    """Return how the columns of the stream at `number` differ from those of the first."""
+    """Return the error text for a stream whose columns differ from those of the first stream.
+
+    `number` is the position of the stream in the call of union().
+    """
     if first.names != other.names:
         theirs, ours = ", ".join(other.names), ", ".join(first.names)
         what = f"it has columns {theirs}, and the first stream {ours}"

@@ -25,7 +25,7 @@ def in_doubt_status(
     claimed_by: str | None = None,
     lag: str = "",
 ) -> InDoubtStatus:
-    """Return what `log` says about `committable`, which is in doubt in the target.
+    """Return the decision of `log` about `committable`, which is in doubt in the target.
 
     `claimed_by` is the identity of the log that claimed the sink id, if the target or the place of
     the rows shows it. It decides which job owns the transaction. `lag` is the result of
@@ -65,7 +65,7 @@ def describe_lag(log: LogFacts, record: TargetRecord) -> str:
 
 
 def batch_in_doubt_status(committable: Committable, seen: BatchClaim) -> InDoubtStatus:
-    """Return what the decisions in `seen` say about `committable`, which is in doubt.
+    """Return the decision in `seen` about `committable`, which is in doubt.
 
     An attempt that was overtaken decides nothing more, so "undecided" stays true from then on. The
     next batch acts as `planner.plan_claimed` says.
@@ -178,7 +178,7 @@ def _why_foreign(transaction: TransactionId, log: LogFacts, claimed_by: str | No
 
 
 def _judge_own(transaction: TransactionId, log: LogFacts) -> InDoubtStatus:
-    """Return what the next attempt of the job in `log` would do with `transaction`."""
+    """Return the action of the job's next attempt for `transaction`, and the reason."""
     last, memory = log.last, log.view.memory
     standing = judge_transaction(
         transaction,

@@ -34,7 +34,7 @@ class DecisionMemory(Protocol):
     """The memory of a decision log, or of another keeper of decisions, besides the listed ones."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
-        """Return whether the attempt of `transaction`, which is over, has decided it."""
+        """Return the decision of the ended attempt of `transaction`, as far as it is remembered."""
         ...
 
     def of_sink(self, sink_id: str) -> Sequence[Committable]:
@@ -199,8 +199,8 @@ def plan_claimed(
 ) -> CommitPlan:
     """Return the plan of the new owner before its tasks write: they may wait for locks held here.
 
-    `sink_ids` are those of all sinks that are written. If a decision lists a transaction of another
-    sink, it is to be committed, too: the committing code reports that its sink is missing.
+    `sink_ids` are the sink ids of all sinks that are written. If a decision lists a transaction of
+    another sink, the plan commits it, too: the committing code reports that its sink is missing.
     """
     listed = tuple(
         c

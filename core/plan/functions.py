@@ -264,7 +264,7 @@ class FunctionOfRecords:
     def on_timer(self, timer: Timer) -> Record | Iterable[Record] | None:
         """Return the output records for the fired `timer`, or None for no output.
 
-        The keyed states are those of `timer.key`. Called once for each timer, with the same
+        The keyed states have the values of `timer.key`. Called once for each timer, with the same
         guarantee across restores as `process` for records. Needed only if the function registers
         timers.
         """
@@ -345,9 +345,9 @@ class KeyedBatchFunction(ABC):
         """Return the output for fired `timers` of one time domain, or None for no output.
 
         `timers` has the key columns and `timer_ms`, the time that each timer was registered for.
-        Timers of one key are in time order. The states are those of these keys. The grouping of
-        timers into calls is arbitrary. A timer that is already due may fire even if it is deleted
-        now. Needed only if the function registers timers.
+        Timers of one key are in time order. The states have the values of these keys. The grouping
+        of timers into calls is arbitrary. A timer that is already due may fire even if it is
+        deleted now. Needed only if the function registers timers.
         """
         raise NotImplementedError(
             f"{type(self).__name__} registers timers and has no on_timers() to take them"

@@ -335,8 +335,8 @@ class Sink(ABC):
         """Prepare the target for rows of `schema`. Runs on the driver before each attempt.
 
         Creates the objects that the user asked for (tables), while nothing is prepared. Fences the
-        sink id: a job with another decision log is refused, and so is an attempt that is not newer
-        than the last one seen.
+        sink id: refuses a job with another decision log, and an attempt that is not newer than the
+        last one seen.
 
         Raises:
             ConfigError: The rows cannot be written; the message has the exact statement that fixes

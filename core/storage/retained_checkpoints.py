@@ -44,9 +44,9 @@ class RetainedCheckpoint:
     def read(self) -> Savepoint:
         """Return the checkpoint as a savepoint that was taken at the checkpoint's time.
 
-        If the checkpoint is in other storage, the later decisions of its log would be unknown to
-        the job. So the savepoint counts as taken by the log's last attempt, after its last
-        decision, and numbers continue from there.
+        If the checkpoint is in other storage, the new job's log does not contain the later
+        decisions of the checkpoint's log. So the savepoint gets the number of that log's last
+        attempt, and the checkpoint number after its last decision. No number is then used twice.
 
         Raises:
             SavepointRefused: The log does not retain the checkpoint; names those that it retains.

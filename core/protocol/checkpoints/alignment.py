@@ -273,7 +273,7 @@ class BarrierAlignment:
         return (*actions, *self.on_time(now_s))
 
     def on_time(self, now_s: float) -> tuple[AlignmentAction, ...]:
-        """Let the waiting barrier overtake if its time has come."""
+        """Forward the waiting barrier before queued rows if its waiting time has ended."""
         announced = self._announced
         if announced is None or now_s < announced.overtakes_at_s:
             return ()

@@ -58,7 +58,7 @@ class CheckpointSettings:
         return 1 if alone else self.max_concurrent
 
     def overtakes_after(self, kind: CheckpointKind) -> float | None:
-        """Return how long the barrier of a checkpoint of `kind` waits behind rows; None: no limit.
+        """Return the seconds that a barrier of `kind` waits behind rows, or None for no limit.
 
         A savepoint's barrier waits for all rows: another pipeline may start from the savepoint, so
         no row may be in flight. An END barrier also waits: only the functions' last rows precede

@@ -75,7 +75,7 @@ class LogMemory:
     """The marks of each sink id, in rising order of attempts."""
 
     def coverage(self, transaction: TransactionId) -> Coverage:
-        """Return what the log knows of a transaction that no retained checkpoint lists."""
+        """Return the log's decision about a transaction that no retained checkpoint lists."""
         if transaction.attempt < self.since:
             return Coverage.FORGOTTEN
         through = {mark.attempt: mark.checkpoint for mark in self.decided}.get(

@@ -541,7 +541,7 @@ class AttemptLoop:
             self._end(errors.SlotLost(text))
 
     def _hear_last(self, phase: Leaving, fact: AttemptFact, now_s: float) -> None:
-        """Let every slot close in good order; Spark kills a slot that does not."""
+        """Process `fact` while the slots shut down. Spark kills a slot that does not end."""
         if is_of_another_attempt(fact, self._settings.attempt):
             return
         match fact:

@@ -213,7 +213,7 @@ class DismissSlot:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseSlot:
-    """Send the slot nothing more: it has left in good order."""
+    """Send the slot no further messages: it has shut down as requested."""
 
     slot: int
 

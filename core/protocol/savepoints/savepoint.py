@@ -347,7 +347,7 @@ def build_first_decision(
 
     Its state handles still name the savepoint's files. It lists the transactions that are decided
     but perhaps not committed yet: those of the last decision, or those of the savepoint that no
-    decision contains. `records` are those of targets that report them. For `lacks_own`, see
+    decision contains. `records` are the records of the targets that have them. For `lacks_own`, see
     `lacks_own_commits`.
     """
     taken, records = savepoint.completed, tuple(records)

@@ -174,7 +174,7 @@ class ProcessHost:
         raise ProcessKilled(f"the process did not start within {timeout_s:.0f} s")
 
     def how_ended(self, pid: int) -> str:
-        """Return how the process `pid` ended, as text for an error. Its link must have ended."""
+        """Return the cause of the end of process `pid`, as text. Its link must have ended."""
         try:
             with self._lock:
                 control = self._connection()

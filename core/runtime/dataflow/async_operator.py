@@ -146,7 +146,7 @@ class AsyncOperator(RunningOperator):
         self._begin_calls()
 
     def on_time(self) -> None:
-        """Emit the results that have come, and begin further calls."""
+        """Emit the results of finished calls, and begin further calls."""
         self._take_done()
         self._emit_ready()
         self._begin_calls()

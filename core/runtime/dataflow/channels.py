@@ -215,7 +215,7 @@ class InputGate:
         """Create the gate.
 
         At most `credit_count` batches wait in each channel, and those that a barrier has pushed.
-        `schemas` are those of the rows, by input.
+        `schemas` are the schemas of the rows, by input.
         """
         self.ends = ends
         self._schemas = schemas
@@ -365,7 +365,7 @@ class InputGate:
             self._queues.forget(checkpoint)
 
     def waiting(self) -> int:
-        """Return how many elements wait in all channels. Any thread."""
+        """Return the number of elements that wait in all channels. Any thread."""
         return self._queues.waiting
 
     def _next(

@@ -174,7 +174,7 @@ class TimedOperator(SnapshottedOperator):
         self._fire_event(self._timed.watermark)
 
     def _end_event_time(self, timers: OperatorTimers) -> None:
-        """Fire all event-time timers. The event time to restore is that of the last of them."""
+        """Fire all event-time timers. The event time to restore is the time of the last timer."""
         before = timers.watermark
         timers.advance(MAX_WATERMARK)
         self._fire_event(MAX_WATERMARK)

@@ -299,7 +299,7 @@ class JoinOperator(SnapshottedOperator):
         self.emit(self._make(left, right, mine.num_rows))
 
     def _drop_due(self, now: int) -> None:
-        """Drop the rows whose moment has come; emit those that are alone."""
+        """Drop the rows that are due. Emit the dropped rows of outer sides that have no partner."""
         for side in range(len(self.kept)):
             self._drop_due_rows(side, now)
         self._side_outputs.flush()
@@ -307,7 +307,8 @@ class JoinOperator(SnapshottedOperator):
     def _end_outer_sides(self) -> None:
         """Emit and drop the unpaired rows of outer sides at the end of the input.
 
-        Rows of other sides stay, and so does the time: a job that is restored may bring partners.
+        The rows of other sides and the event time stay in the state. A job that is restored from
+        this state may read their partners.
         """
         for side, kept in enumerate(self.kept):
             if kept.outer:

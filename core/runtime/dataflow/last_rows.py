@@ -269,7 +269,7 @@ class LastRowsAggregator(KeyedOperator):
 
 
 def _plan_values(work: AggregateLastRows, schema: pa.Schema) -> dict[str, KeptColumn]:
-    """Return how the values that are held of a record are stored, by the name of the value."""
+    """Return the stored column of each value that is kept of a record, by the value's name."""
     fields: dict[str, pa.DataType] = {}
     for order in work.by:
         fields[repr(order.column)] = schema.field(order.column).type

@@ -95,7 +95,11 @@ class SourceOperator(RunningOperator):
         attempt: int = 0,
         trace: Trace = NO_TRACE,
     ) -> None:
-        """`strategies` are those of `ReadFrom.watermarks`, and `outputs` those of the source."""
+        """Create the operator.
+
+        `strategies` has each output's watermark strategy (`ReadFrom.watermarks`). `outputs` are
+        the outputs of the source.
+        """
         super().__init__(uid)
         self.reader = reader
         self._outputs = outputs

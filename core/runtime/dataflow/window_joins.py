@@ -303,7 +303,7 @@ class WindowJoinOperator(SnapshottedOperator):
     ) -> tuple[RowsOfWindows, RowsOfWindows]:
         """Return, for each row, the rows of its window up to that row, in the order of arrival.
 
-        `entries` are those of the rows, which are kept already.
+        `entries` are the entries of the rows, which are stored already.
         """
         sides: list[RowsOfWindows] = []
         for of_side, (kept, used_of_side) in enumerate(zip(self._kept, used, strict=True)):
@@ -412,7 +412,7 @@ def _number_windows(
 ) -> tuple[key_columns.Ints, key_columns.Ints]:
     """Return the index of each row's window, and the number of each window. A window has one key.
 
-    The rows are the left ones and then the right ones; `numbers` are those of their windows. The
+    The rows are the left ones and then the right ones; `numbers` are their windows' numbers. The
     windows are sorted by number. Windows of one number are in no particular order.
     """
     hashes = np.concatenate([hash_key_columns(left), hash_key_columns(right)])

@@ -285,7 +285,7 @@ class LeftoversAborted(_Timed):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(_Timed):
-    """An attempt has ended; its slots are told to leave."""
+    """An attempt has ended. The driver has told its slots to shut down."""
 
     attempt: AttemptId
     error: str = ""

@@ -6,7 +6,7 @@ Downstream messages, by the first byte of their metadata:
     B   a barrier, as msgpack
     E   end of stream: no more rows
     A   a question: is the peer alive?
-    Z   the sender closes in good order
+    Z   the end mark: the sender has sent all data and closes
 Upstream: each message's metadata is one little-endian u32, the number of credits; 0 answers A.
 
 A stream that ends without Z means that the peer is lost. gRPC does not survive a fork, so both ends
@@ -172,7 +172,7 @@ class _CreditLine:
 
 
 def _receive(reader: Any, gate: InputGate, channel: int, credit: _CreditLine) -> bool:
-    """Feed `gate` until the stream ends. Return True if the sender closed it in good order."""
+    """Feed `gate` until the stream ends. Return True if the sender has sent the end mark."""
     while True:
         try:
             chunk = reader.read_chunk()
@@ -257,7 +257,7 @@ class FlightChannel(OutputChannel):
             raise SlotLost(f"channel {self.name} broke: {error}") from error
 
     def close(self, reason: str) -> None:
-        """Send the peer the end in good order, and wake the sender.
+        """Send the peer the end mark, and wake the sender.
 
         Returns within `CHANNEL_CLOSE_TIMEOUT_S`. If the peer takes nothing any more, the call is
         broken. A sender in the middle of a write may stay blocked after that.

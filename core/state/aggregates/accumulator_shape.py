@@ -219,7 +219,7 @@ class AccumulatorShape:
     def hash_entries(self, columns: tuple[KeyColumn, ...], hashes: Hashes | None) -> Hashes:
         """Return the hash of each row's namespace, key and member.
 
-        `hashes` are those of the keys, if known.
+        `hashes` are the hashes of the keys, if known.
         """
         known = hash_key_columns(self.keys_alone(columns)) if hashes is None else hashes
         if not self.namespaced and self.member_type is None:

@@ -297,7 +297,7 @@ class AccumulatorTable:
     def find(self, namespaces: Ints, keys: tuple[KeyColumn, ...], hashes: Hashes) -> Ints:
         """Return each row's entry, or 0 if the table lacks its namespace and key. Changes nothing.
 
-        `hashes` are those of the keys. The entries are valid until `finish` or `remove`.
+        `hashes` are the keys' hashes. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
         mixed = self.shape.hash_entries(columns, hashes)
@@ -314,7 +314,7 @@ class AccumulatorTable:
         """Return each row's entry, a new one for each namespace and key that is not in memory.
 
         The caller must have called `fetch`, unless keys that are not in memory do not exist.
-        `hashes` are those of the keys. The entries are valid until `finish` or `remove`.
+        `hashes` are the keys' hashes. The entries are valid until `finish` or `remove`.
         """
         columns = (FixedKeys((namespaces.view(np.uint64),)), *keys)
         # Not the subclass's method: a backend on disk would read the database for each new key.

@@ -31,7 +31,7 @@ class Expiry:
     ) -> None:
         """Set up.
 
-        `layout` is that of a key's encoded totals; `used` is its column number `index`.
+        `layout` is the layout of a key's encoded totals; `used` is its column number `index`.
         """
         self.clock = StateClock()
         self._ttl = ttl

@@ -387,7 +387,7 @@ class HeapStore(KeyedStateStore):
         return pending
 
     def _list_states(self, changes: Mapping[str, _Changes] = _NO_CHANGES) -> _States:
-        """Return all states with their rows at the last freeze, or with their `changes`."""
+        """Return all states: with the rows in `changes`, or with all rows at the last freeze."""
         states: _States = []
         for meta, table in self._list_tables().items():
             if meta.name in changes:

@@ -271,7 +271,7 @@ def _sort_by_hash(rows: Ints, hashes: Hashes) -> tuple[Ints, Mask]:
 def number_keys(hashes: Hashes, equal: Callable[[Ints, Ints], Mask]) -> tuple[Ints, Ints]:
     """Return the number of each row's key, from 0, and the first row of each number.
 
-    `hashes` are those of the rows' keys. `equal` gets pairs of rows, as two arrays of row indices
+    `hashes` has each row's hash. `equal` gets pairs of rows, as two arrays of row indices
     with the lower index in the first array, and returns whether their keys are equal. The order of
     the keys is not defined. A `KeyIndex` does the same and also stores the keys, which takes
     longer.

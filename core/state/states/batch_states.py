@@ -197,7 +197,7 @@ class KeyedBatchStates:
             self.table = self._store.accumulators(COLUMNS_STATE, types, self._columns)
 
     def begin(self, rows: pa.RecordBatch, hashes: Hashes | None) -> KeyedBatch:
-        """Group `rows` by key and return them. From here on, the states are those of these keys."""
+        """Group `rows` by key and return them. From here on, the states hold these keys' values."""
         arrays = [rows.column(name) for name in self._key]
         if self.table is not None:
             group = self.table.group(arrays, hashes)

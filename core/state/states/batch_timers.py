@@ -154,7 +154,7 @@ class TimerTable:
 class BatchTimers:
     """The timers of the current batch's keys: registered by a column, fired as a batch.
 
-    A key may have any number of timers. Each fires once, when its time has come:
+    A key may have any number of timers. Each fires once, when its time is reached:
     `KeyedBatchFunction.on_timers` is then called with all due timers. A timer whose time has
     already passed fires after the current batch.
     """

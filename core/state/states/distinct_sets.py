@@ -48,7 +48,7 @@ class MemberPlan:
 
 
 def plan_members(kind: pa.DataType) -> MemberPlan:
-    """Return how values of `kind` become members.
+    """Return the conversion of values of `kind` to members of the set.
 
     Raises:
         ConfigError: Values of `kind` cannot be compared.
@@ -85,7 +85,7 @@ def name_set(column: str, kind: pa.DataType) -> str:
 
 
 def describe_set(column: str, kind: pa.DataType) -> str:
-    """Return what distinguishes the set of a column of type `kind` from those of other types.
+    """Return a text that differs for sets whose members are stored in different types.
 
     Raises:
         ConfigError: Values of `kind` cannot be compared.

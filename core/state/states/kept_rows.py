@@ -71,7 +71,7 @@ class KeptColumn:
 
 
 def plan_column(field: pa.Field) -> KeptColumn:
-    """Return how the column of `field` is stored.
+    """Return the stored form of the column of `field`.
 
     Numbers, booleans, dates, instants, text and bytes are stored as they are. Durations and times
     of day are stored as numbers, values of all other types as bytes in MessagePack; for both, the

@@ -381,7 +381,7 @@ class OperatorStateStore:
     ) -> None:
         """Read the restored states.
 
-        `handles` are those of all subtasks, in the order of subtasks; for broadcast states, those
+        `handles` come from all subtasks, in the order of subtasks; for broadcast states, those
         of one subtask. `key_groups` are for functions with keys. `is_restored` may be True without
         any handle.
         """

@@ -199,7 +199,7 @@ def _unpack(packed: bytes) -> tuple[int, ...]:
 class Timers:
     """The timers of the current key, with the watermark and the clock.
 
-    A timer fires once, when its time has come: `KeyedFunction.on_timer` is called with its key
+    A timer fires once, when its time is reached: `KeyedFunction.on_timer` is called with its key
     selected. A timer whose time has already passed fires after the current records.
     """
 
