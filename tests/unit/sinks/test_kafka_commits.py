@@ -188,6 +188,21 @@ def test_records_for_a_topic_whose_commit_offsets_are_not_read_are_not_begun(
     assert committer.begin_commit(target.stage(3, topics=("older",)))
 
 
+def test_records_that_are_gone_or_whose_beginning_failed_are_not_begun(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committer = target.committer()
+    committer.commit(target.stage(1))
+    gone, third = target.stage(2), target.stage(3)
+    target.area.discard(gone.transaction)
+    assert not committer.begin_commit(gone)
+    monkeypatch.setattr(target.kafka, "calls", Calls(1))
+    assert not committer.begin_commit(third)
+    assert not committer.begin_commit(third), "the lane that failed is not used again"
+    assert committer.commit(third) == Committed()
+    assert target.kafka.values == [b"1", b"3"]
+
+
 def test_what_is_begun_is_not_committed_by_a_committer_that_was_overtaken(target: Target) -> None:
     slot = target.committer()
     slot.commit(target.stage(1))
@@ -211,6 +226,28 @@ def test_an_overtaken_committer_does_not_take_the_lane_back(target: Target) -> N
     assert driver.commit(third) == Committed()
     assert slot.commit(third) == AlreadyCommitted()
     assert target.kafka.values == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_one_call_of_a_commit_outlives_one_request_that_fails(
+    monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    fails, count = 0, 0
+    while fails <= count:
+        calls = Calls(fails, after=after)
+        kafka = KafkaDouble(calls)
+        kafka.install(monkeypatch)
+        target = Target(kafka)
+        committer = target.committer()
+        assert committer.commit(target.stage(1)) == Committed()
+        assert committer.commit(target.stage(2)) == Committed()
+        committer.close()
+        assert kafka.values == [b"1", b"2"]
+        assert kafka.begun == set()
+        count = count or calls.count
+        fails += 1
+    assert count > 5
 
 
 # --- commit records ---------------------------------------------------------------------------
@@ -271,6 +308,34 @@ def test_a_lane_deletes_the_rows_that_its_former_owner_left_and_no_others(
     assert target.staged == [(1, 1)]
     assert target.committer(3).in_doubt() == ()
     assert target.staged == []
+
+
+def test_a_commit_that_is_proven_in_a_former_topic_is_recorded_before_the_proof_is_overwritten(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (target.stage(checkpoint, topics=("older",)) for checkpoint in (1, 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(CommitRecords, "settle", fail_to_settle)
+        assert target.committer().commit(first) == Committed()
+    committer = target.committer(2)
+    assert committer.commit(first) == AlreadyCommitted()
+    assert target.recorded == [(1, 0)]
+    assert committer.commit(second) == Committed()
+    assert committer.commit(first) == AlreadyCommitted()
+    assert target.kafka.values == [b"1", b"2"]
+
+
+def test_rows_that_are_left_beside_their_commit_record_are_deleted_without_a_lane(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = target.stage(1)
+    repair = refuse_deletions(target, monkeypatch)
+    target.committer().commit(committable)
+    repair()
+    epochs = target.kafka.epochs.total()
+    assert target.committer(2).commit(committable) == AlreadyCommitted()
+    assert target.staged == []
+    assert target.kafka.epochs.total() == epochs, "the lane was taken from its owner"
 
 
 def test_transactions_in_doubt_are_those_that_no_commit_offset_and_no_record_names(
