@@ -158,6 +158,7 @@ class Table(LakeTable):
     def __init__(self, facts: Facts) -> None:
         super().__init__()
         self.facts = facts
+        self.is_closed = False
         self.fails: list[Exception] = []
         """What the next calls of `load` raise."""
 
@@ -179,6 +180,11 @@ class Table(LakeTable):
     @override
     def delete_files(self, paths: Sequence[str]) -> None:
         self.facts.deleted += paths
+
+    @override
+    def close(self) -> None:
+        self.is_closed = True
+        super().close()
 
 
 class Job:
@@ -403,6 +409,18 @@ def test_what_a_dead_driver_has_committed_is_not_in_doubt(job: Job) -> None:
     assert [one.transaction for one in in_doubt] == [strange.transaction, later.transaction]
     assert job.left == [1, 2]
     assert job.committer().in_doubt() == in_doubt
+
+
+def test_a_table_without_a_record_has_committed_nothing(job: Job) -> None:
+    committer = job.committer()
+    first = job.stage(1)
+    committer.commit_checkpoint(CheckpointId(1), [first])
+    first = job.stage(1)
+    job.facts.record = None
+    assert committer.read_committed_through() == 0
+    assert [one.transaction for one in committer.in_doubt()] == [first.transaction]
+    committer.close()
+    assert job.table.is_closed
 
 
 def test_an_abort_deletes_files_that_no_version_has_and_no_others(job: Job) -> None:

@@ -219,6 +219,21 @@ def test_rows_that_storage_cannot_read_now_are_committed_later(
     assert job.sink.written == [1]
 
 
+def test_rows_that_a_target_stops_reading_are_closed_with_their_file(job: Job) -> None:
+    taken: list[Iterator[pa.RecordBatch]] = []
+
+    class Stopping(Store):
+        @override
+        def apply(self, transaction: TransactionId, rows: Iterator[pa.RecordBatch]) -> bool:
+            next(rows)
+            taken.append(rows)
+            raise connectors.SinkError("full")
+
+    context = CommitterContext("job", "rows", SINK_ID, AttemptId(1), "log", job.area)
+    assert isinstance(Stopping().committer(context).commit(job.stage(1)), RetryLater)
+    assert next(taken[0], None) is None
+
+
 def test_an_abort_discards_rows_and_says_if_they_are_committed(job: Job) -> None:
     first, second = job.stage(1), job.stage(2)
     job.committer.commit(first)
@@ -262,6 +277,19 @@ def test_the_floor_stays_below_rows_that_are_not_applied(job: Job) -> None:
     job.committer.prune(CheckpointId(4))
     job.committer.prune(CheckpointId(4))
     assert job.sink.applied == {}
+
+
+def test_later_rows_of_an_older_attempt_hide_no_rows_from_pruning(job: Job) -> None:
+    """The area lists the transactions of one attempt after the other."""
+    job.stage(5)
+    for checkpoint in (2, 3):
+        staged = job.area.open()
+        staged.write(pa.record_batch({"id": [checkpoint]}, schema=SCHEMA))
+        staged.seal(TransactionId(SINK_ID, 2, checkpoint, 0))
+    job.sink.applied[TransactionId(SINK_ID, 2, 2, 0)] = [2]
+    job.committer.prune(CheckpointId(4))
+    assert job.staged == [5, 3]
+    assert job.sink.floor == [3]
 
 
 def test_rows_that_the_target_would_refuse_are_not_staged(job: Job) -> None:
