@@ -93,11 +93,23 @@ class Target:
         return list(self.area.transactions())
 
 
+def do_not_wait(_: float) -> None:
+    """Let the next try come at once."""
+
+
+def do_not_connect(_: object) -> None:
+    """Return no client."""
+
+
+def keep_proofs_a_week(_: object) -> float:
+    return 7 * 24 * 60.0
+
+
 @pytest.fixture
 def target(monkeypatch: pytest.MonkeyPatch) -> Target:
     kafka = KafkaDouble(Calls())
     kafka.install(monkeypatch)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", do_not_wait)
     return Target(kafka)
 
 
@@ -232,7 +244,7 @@ def test_an_overtaken_committer_does_not_take_the_lane_back(target: Target) -> N
 def test_one_call_of_a_commit_outlives_one_request_that_fails(
     monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", do_not_wait)
     fails, count = 0, 0
     while fails <= count:
         calls = Calls(fails, after=after)
@@ -526,8 +538,8 @@ def expire(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a month pass since everything was staged, at a broker that keeps proofs for a week."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + DAYS_S)
-    monkeypatch.setattr(preflight, "open_brokers", lambda _: None)
-    monkeypatch.setattr(preflight, "retention_minutes", lambda _: 7 * 24 * 60.0)
+    monkeypatch.setattr(preflight, "open_brokers", do_not_connect)
+    monkeypatch.setattr(preflight, "retention_minutes", keep_proofs_a_week)
 
 
 # --- rows from a savepoint ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -288,8 +289,7 @@ def test_a_commit_follows_other_commits_and_gives_way_to_endless_ones(job: Job) 
     assert committer.commit_checkpoint(CheckpointId(1), [committable]) == Committed(1)
     committable = job.stage(2)
     job.facts.before = [
-        (lambda attempt=attempt: claim_again(job, attempt))
-        for attempt in range(4, 4 + CONFLICTS_MAX)
+        partial(claim_again, job, attempt) for attempt in range(4, 4 + CONFLICTS_MAX)
     ]
     outcome = committer.commit_checkpoint(CheckpointId(2), [committable])
     assert isinstance(outcome, RetryLater)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from onceflow.sinks.base.checks import FenceOwner
 from onceflow.sinks.sql import ledger as ledgers
 from onceflow.sinks.sql.committer import SqlCommitter
 from onceflow.sinks.sql.ledger import Ledger
+from onceflow.sinks.sql.settings import CommitMode
 from onceflow.sinks.sqlite.sink import SQLiteDialect
 
 
@@ -210,6 +212,25 @@ def test_a_transaction_that_is_listed_though_its_name_is_unknown_is_asked_for_ag
     assert target.ids() == [1]
 
 
+class Dated(Preparing):
+    """Prepares everything at one time."""
+
+    @override
+    def find_prepare_time(self, session: Session, transaction: TransactionId) -> datetime | None:
+        return datetime(2026, 1, 2) if transaction in self.prepared else None
+
+
+def test_the_time_of_a_prepared_transaction_is_told(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(target.committer(1)) as committer:
+        assert committer.find_prepare_time(Committable(name(1))) is None
+    prepare(target, monkeypatch, Dated, 1)
+    with closing(target.committer(1)) as committer:
+        assert committer.find_prepare_time(Committable(name(1))) == datetime(2026, 1, 2)
+        assert committer.find_prepare_time(Committable(name(2))) is None
+
+
 def test_a_database_without_prepared_transactions_leaves_them_to_their_sink(
     target: Target,
 ) -> None:
@@ -284,7 +305,7 @@ def test_a_list_that_may_not_be_read_is_done_without_in_ledger_mode_alone(
         if mode == "unknown":
             target.write("UPDATE onceflow_sinks SET commit_mode = 'two_phase'")
     elif mode == "two_phase":
-        settings = replace(settings, commit_mode=type(settings.commit_mode)("two_phase"))
+        settings = replace(settings, commit_mode=CommitMode.TWO_PHASE)
     with closing(SqlCommitter(settings, target.context(1))) as committer:
         if mode in ("ledger", "auto"):
             assert list(committer.in_doubt()) == [replace(staged, rows=0)]
