@@ -292,7 +292,7 @@ def test_both_prepared_and_staged_transactions_are_in_doubt(
         assert list(committer.in_doubt()) == [Committable(name(1)), replace(staged, rows=0)]
 
 
-@pytest.mark.parametrize("mode", ["ledger", "two_phase", "auto", "unknown"])
+@pytest.mark.parametrize("mode", ["ledger", "two_phase", "auto", "unknown", "unread"])
 def test_a_list_that_may_not_be_read_is_done_without_in_ledger_mode_alone(
     target: Target, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -300,10 +300,12 @@ def test_a_list_that_may_not_be_read_is_done_without_in_ledger_mode_alone(
     assert isinstance(server, Secret)
     staged = target.stage(1)
     settings = target.sink.settings
-    if mode in ("auto", "unknown"):
+    if mode in ("auto", "unknown", "unread"):
         settings = replace(settings, commit_mode=None)
         if mode == "unknown":
             target.write("UPDATE onceflow_sinks SET commit_mode = 'two_phase'")
+        if mode == "unread":
+            target.write("ALTER TABLE onceflow_sinks RENAME TO hidden")
     elif mode == "two_phase":
         settings = replace(settings, commit_mode=CommitMode.TWO_PHASE)
     with closing(SqlCommitter(settings, target.context(1))) as committer:
