@@ -230,8 +230,12 @@ def test_rows_that_a_target_stops_reading_are_closed_with_their_file(job: Job) -
             raise connectors.SinkError("full")
 
     context = CommitterContext("job", "rows", SINK_ID, AttemptId(1), "log", job.area)
-    assert isinstance(Stopping().committer(context).commit(job.stage(1)), RetryLater)
-    assert next(taken[0], None) is None
+    writer = job.writer()
+    for number in (1, 2):
+        writer.write(pa.record_batch({"id": [number]}, schema=SCHEMA))
+    (committable,) = writer.pre_commit(CheckpointId(1))
+    assert isinstance(Stopping().committer(context).commit(committable), RetryLater)
+    assert next(taken[0], None) is None, "the second batch is read after the commit"
 
 
 def test_an_abort_discards_rows_and_says_if_they_are_committed(job: Job) -> None:
