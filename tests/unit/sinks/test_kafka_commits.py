@@ -32,7 +32,11 @@ from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import preflight
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.records import KEY, TOPIC, TOPIC_TYPE, VALUE, stamp
-from onceflow.sinks.kafka.transactional_lane import CommitRecords, TransactionalLane
+from onceflow.sinks.kafka.transactional_lane import (
+    CommitRecords,
+    LaneFailed,
+    TransactionalLane,
+)
 
 SINK_ID = "job.ledger"
 DAYS_S = 30 * 24 * 3600.0
@@ -176,6 +180,26 @@ def test_withdrawn_records_stay_staged_and_are_committed_later(target: Target) -
     assert committer.commit(second) == Committed()
     assert committer.commit(third) == Committed()
     assert target.kafka.values == [b"1", b"2", b"3"]
+
+
+def fail_to_withdraw(self: TransactionalLane) -> None:
+    raise LaneFailed("the broker does not answer")
+
+
+def test_a_lane_whose_withdrawal_failed_is_taken_anew(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committer = target.committer()
+    committer.commit(target.stage(1))
+    second = target.stage(2)
+    assert committer.begin_commit(second)
+    with monkeypatch.context() as patch:
+        patch.setattr(TransactionalLane, "withdraw", fail_to_withdraw)
+        committer.withdraw_commit(second)
+    assert not committer.begin_commit(second), "its transaction may be open still"
+    assert committer.commit(second) == Committed()
+    assert target.kafka.values == [b"1", b"2"]
+    assert target.kafka.begun == set()
 
 
 def test_a_withdrawal_of_another_transaction_leaves_what_is_begun(target: Target) -> None:
