@@ -29,8 +29,8 @@ class KafkaDouble:
         monkeypatch.setattr(clients, "Producer", self._producer)
         monkeypatch.setattr(clients, "Consumer", self._consumer)
 
-    def _producer(self, config: Mapping[str, Any]) -> _Producer:
-        return _Producer(self, config["transactional.id"])
+    def _producer(self, config: Mapping[str, Any]) -> Producer:
+        return Producer(self, config["transactional.id"])
 
     def _consumer(self, config: Mapping[str, Any]) -> _Consumer:
         return _Consumer(self, config["group.id"])
@@ -41,7 +41,9 @@ def _lose(*, lost: bool) -> None:
         raise KafkaException(KafkaError(KafkaError.NETWORK_EXCEPTION, "connection lost"))
 
 
-class _Producer:
+class Producer:
+    """A producer of one transactional id."""
+
     def __init__(self, broker: KafkaDouble, name: str) -> None:
         self._broker = broker
         self._name = name

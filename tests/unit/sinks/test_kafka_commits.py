@@ -11,6 +11,8 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import KafkaError, KafkaException
+from tests.support import kafka_double
 from tests.support.failing_once import Calls
 from tests.support.kafka_double import KafkaDouble
 
@@ -32,11 +34,7 @@ from onceflow.sinks import KafkaSink
 from onceflow.sinks.kafka import preflight
 from onceflow.sinks.kafka.committer import KafkaCommitter
 from onceflow.sinks.kafka.records import KEY, TOPIC, TOPIC_TYPE, VALUE, stamp
-from onceflow.sinks.kafka.transactional_lane import (
-    CommitRecords,
-    LaneFailed,
-    TransactionalLane,
-)
+from onceflow.sinks.kafka.transactional_lane import CommitRecords, TransactionalLane
 
 SINK_ID = "job.ledger"
 DAYS_S = 30 * 24 * 3600.0
@@ -182,8 +180,8 @@ def test_withdrawn_records_stay_staged_and_are_committed_later(target: Target) -
     assert target.kafka.values == [b"1", b"2", b"3"]
 
 
-def fail_to_withdraw(self: TransactionalLane) -> None:
-    raise LaneFailed("the broker does not answer")
+def fail_to_abort(self: object, timeout_s: float) -> None:
+    raise KafkaException(KafkaError(KafkaError.NETWORK_EXCEPTION, "connection lost"))
 
 
 def test_a_lane_whose_withdrawal_failed_is_taken_anew(
@@ -194,9 +192,10 @@ def test_a_lane_whose_withdrawal_failed_is_taken_anew(
     second = target.stage(2)
     assert committer.begin_commit(second)
     with monkeypatch.context() as patch:
-        patch.setattr(TransactionalLane, "withdraw", fail_to_withdraw)
+        patch.setattr(kafka_double.Producer, "abort_transaction", fail_to_abort)
         committer.withdraw_commit(second)
-    assert not committer.begin_commit(second), "its transaction may be open still"
+        patch.setattr(TransactionalLane, "begin", fail_to_begin)
+        assert not committer.begin_commit(second), "its transaction may be open still"
     assert committer.commit(second) == Committed()
     assert target.kafka.values == [b"1", b"2"]
     assert target.kafka.begun == set()
