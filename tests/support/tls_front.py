@@ -7,14 +7,14 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 
 _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 _GSS_REQUEST = struct.pack("!ii", 8, 80877104)
 
 
 @contextlib.contextmanager
-def front_of(backend: tuple[str, int], context: ssl.SSLContext) -> Iterator[int]:
+def front_of(backend: tuple[str, int], context: ssl.SSLContext) -> Generator[int, None, None]:
     """Accept TLS by `context`, and pass the rest on to `backend`. Yields the front's port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_accept, args=(listener, backend, context), daemon=True).start()

@@ -165,7 +165,10 @@ def _copy_pairs(value: Any, kind: pa.DataType) -> Any:
     """
     try:
         if value is not None and pa.types.is_map(kind):
-            pairs = value.items() if isinstance(value, Mapping) else value
+            entries: Any = value
+            pairs: Iterable[tuple[Any, Any]] = (
+                entries.items() if isinstance(value, Mapping) else entries
+            )
             keys, items = kind.key_type, kind.item_type
             return [(_copy_pairs(key, keys), _copy_pairs(item, items)) for key, item in pairs]
         if value is not None and is_list(kind):
