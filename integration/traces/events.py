@@ -30,7 +30,7 @@ class TracedStep:
 
     @property
     def checkpoint(self) -> int:
-        """The checkpoint that the event is about."""
+        """The checkpoint to which the event belongs."""
         checkpoint: int = self.facts["checkpoint"]
         return checkpoint
 

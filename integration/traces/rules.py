@@ -1,12 +1,12 @@
 """The rules of the protocol, checked over the trace of one decision log.
 
-The rules say what docs/guarantee.md says. They see what processes did, not what targets contain: a
-judge counts rows. A trace may begin in the middle of a job's life. Then the rules say nothing about
-transactions of older attempts.
+The rules are those of docs/guarantee.md. They check the steps of processes and do not read targets:
+a judge counts the rows there. A trace may begin after the job's first start. In this case the rules
+do not check transactions of older attempts.
 
-A process knows a decision only if it has made it, read it from the log, or heard of it from the
-driver. So a commit that happens to come after its decision, and does not follow from it, is a
-violation too.
+A process knows a decision only if it appended the decision, read it from the log, or received it
+from the driver. A commit by a process that does not know the decision is a violation, even if the
+log contains the decision by then.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class BrokenRule:
 def check_trace(trace: Trace, *, are_targets_put_back: bool = False) -> Sequence[BrokenRule]:
     """Return the rules that `trace` breaks: the first one of each decision log.
 
-    Give `are_targets_put_back` if targets were restored from a backup: a transaction may then be
-    committed once more.
+    Pass `are_targets_put_back=True` if targets were restored from a backup. A transaction may then
+    be committed a second time.
     """
     return [
         broken
@@ -86,7 +86,10 @@ class _Attempt:
     """The steps of one attempt's driver."""
 
     restored: int | None
-    """The last decision that its claim read, and the one it restores if it adds none."""
+    """The checkpoint of the last decision that the attempt's claim read.
+
+    The attempt restores this checkpoint unless it appends a first decision of its own.
+    """
     by: int | None
     sinks: frozenset[str]
     subtasks: frozenset[str] = frozenset()
@@ -99,7 +102,7 @@ class _Attempt:
     has_triggered: bool = False
     has_recovered: bool = False
     has_listed_last: bool = False
-    """True if a listing of transactions in doubt came after the question for commits."""
+    """True if the transactions in doubt were listed after the targets' commits were queried."""
     has_swept: bool = False
     is_ending: bool = False
     has_swept_at_end: bool = False
@@ -114,12 +117,12 @@ class _Process:
     listed: set[TransactionId] = field(default_factory=set[TransactionId])
     """The transactions of the decisions that the process knows."""
     heard: dict[int, int] = field(default_factory=dict[int, int])
-    """The last decision that it has heard of, by attempt."""
+    """The last decision that the driver has reported to the process, by attempt."""
 
 
 @dataclass(slots=True)
 class Rules:
-    """The state of the rules after some events. `take` returns what the next event breaks."""
+    """The state of the rules after some events. `take` yields the rules that an event breaks."""
 
     are_targets_put_back: bool = False
     """True if targets were restored from a backup, or if a start from a savepoint went back."""
