@@ -367,7 +367,7 @@ class WireConnection:
                 watch.check()
 
     def _set_timeout(self, timeout_s: float) -> None:
-        """Set the socket's own timeout until PyMySQL reads or writes next."""
+        """Set the timeout of the socket. PyMySQL replaces it at its next read or write."""
         private = cast("Any", self._connection)
         private._sock.settimeout(timeout_s)
         # PyMySQL sets its timeout only if it differs from the last timeout that it has set.

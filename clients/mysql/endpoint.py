@@ -100,7 +100,7 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class MySQLEndpoint:
-    """A database and how to reach it.
+    """The address of a database and the settings of its connections.
 
     Pickles contain the user's settings; texts never show secrets.
     """

@@ -506,7 +506,7 @@ def _describe(error: psycopg.Error) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PostgresEndpoint:
-    """A database and how to reach it.
+    """The address of a database and the settings of its connections.
 
     Pickles contain the user's settings; texts never show secrets.
     """

@@ -344,7 +344,7 @@ class Session(ABC):
 
 
 class SqlEndpoint(Protocol):
-    """A database and the way to reach it. Its text contains no secret."""
+    """The address of a database and the settings of its connections. Its text has no secret."""
 
     @property
     def connect_timeout_s(self) -> float:

@@ -255,7 +255,7 @@ def _check_date(value: Any, kind: pa.DataType) -> None:
         if value.tzinfo is not None:
             raise InexactValue(
                 f"{value!r} has a time zone, which {kind} does not hold: which date it is depends"
-                " on the zone; say .date()"
+                " on the zone; call .date()"
             )
         _require_midnight(value, kind)
     elif isinstance(value, np.datetime64):

@@ -28,7 +28,7 @@ def list_totals(
     """Return the columns of totals for windows with the key columns `key`.
 
     Without a key, sums of integers are kept as decimals. Rows of several subtasks arrive in any
-    order, so whether a sum leaves 64 bits on the way to its end is chance.
+    order, so an intermediate sum may exceed 64 bits in one run and not in another.
     """
     totals = [aggregate.total(name, schema) for name, aggregate in aggregates.items()]
     if tuple(key) != (ALL,):

@@ -2,7 +2,7 @@
 
 A stream belongs to the attempt and the slot in its `Hello`. If a stream belongs to another attempt,
 the driver drops its messages and tells that slot to shut down (I7). The driver's messages about
-checkpoints are also the mail of the subtasks.
+checkpoints have the same types as the mail that a slot passes to its subtasks.
 """
 
 from __future__ import annotations

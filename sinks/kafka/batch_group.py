@@ -73,8 +73,8 @@ class KafkaBatchNotes(BatchNotes):
             newest = self._newest_claim(owner, deadline)
             if newest != attempt:
                 raise Fenced(
-                    f"sink id {self._sink_id!r}: attempt {attempt} may decide nothing more: attempt"
-                    f" {newest} has claimed it since at {self._settings.where}"
+                    f"sink id {self._sink_id!r}: attempt {attempt} is fenced: attempt {newest} of"
+                    f" another run has claimed the sink id at {self._settings.where} and continues"
                 )
             text = msgspec.json.encode(_Note(attempt, begun, written)).decode()
             offsets = [TopicPartition(topic, 0, attempt, text) for topic in self._settings.topics]

@@ -6,8 +6,8 @@ owner's open transaction has ended, committed or aborted. The commit offset is a
 group, committed inside the transaction that it proves, with partition 0 of every topic that the
 records go to: offset = checkpoint, metadata = "<transaction id> <id of the decision log>".
 
-    committed(T)  <=>  a commit offset of the lane names T, or did until T had its commit record
-    open lane     =>   no other commit of the lane can succeed before this owner's next one fails
+    T is committed  <=>  a commit offset of the lane names T, or named T until T had a commit record
+    lane is open    =>   if another process commits in the lane, this owner's next commit fails
 
 The commit offset on a topic lives as long as the records that it proves: when the topic is deleted,
 so are its records.
@@ -18,7 +18,7 @@ must have its commit record. Otherwise no process could tell any more that it wa
 
 A commit record in checkpoint storage marks a transaction that Kafka has committed. Kafka forgets a
 group's offsets (`offsets.retention.minutes`, a week by default) and so the commit offset that
-proves a commit. A job that was stopped in good order must be able to start again after a month,
+proves a commit. A job that was stopped by its user must be able to start again after a month,
 although its last checkpoint lists transactions for which no rows are staged any more. Therefore a
 committer that knows of a commit seals an empty staged file next to the rows before it deletes them:
 the commit record, as durable as the decision log that needs it.

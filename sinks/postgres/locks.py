@@ -25,8 +25,8 @@ _SESSIONS = """
     LIMIT {most}
 """
 # A prepared transaction has no process. Its locks have the virtual transaction of the session that
-# prepared it, or -1/<its number> after a restart of the server. The lock on its own number tells
-# which.
+# prepared it, or -1/<its number> after a restart of the server. The transaction's lock on its own
+# number shows which of the two it is.
 _PREPARED = """
     SELECT p.gid, p.owner::text, date_trunc('second', p.prepared)::text
     FROM pg_catalog.pg_prepared_xacts AS p

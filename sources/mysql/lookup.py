@@ -118,7 +118,7 @@ class MySQLTable(DatabaseAccess, LookupSource):
 
     @property
     def endpoint(self) -> MySQLEndpoint:
-        """The database and the way to reach it."""
+        """The address of the database and the settings of its connections."""
         return endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
 
     @override

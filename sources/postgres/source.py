@@ -138,7 +138,7 @@ class PostgresChanges(ChangesOptions, Source):
 
     @property
     def endpoint(self) -> PostgresEndpoint:
-        """The database and the way to reach it."""
+        """The address of the database and the settings of its connections."""
         return endpoint_of(self, lock_timeout_s=self.statement_timeout_s)
 
     @property

@@ -1,8 +1,8 @@
 """The rule by which a job reads more or fewer tables than its checkpoint. Pure: no I/O.
 
 A table that the checkpoint does not contain is copied while the changes of the other tables are
-read. During this copy the slot does not move, and each followed table has a position of its own,
-after that of the slot. After the copy, the reader reads from the slot's position again. For each
+read. During this copy the slot does not move, and each followed table has a position of its own, at
+or after that of the slot. After the copy, the reader reads from the slot's position again. For each
 table, it returns only the changes after the table's own position.
 
 docs/decisions/0045-first-copy-by-snapshots-of-chunks.md has the proof.

@@ -57,7 +57,10 @@ def commit_in_process(commit: Callable[[], object]) -> None:
         if failure is not None:
             raise failure
         return
-    raise SinkError(f"{COMMIT_TRIES_MAX} committing processes in a row were killed")
+    raise SinkError(
+        f"{COMMIT_TRIES_MAX} commit processes in a row were killed on the driver's machine. Look"
+        " for the reason in the system's log, for example a lack of memory"
+    )
 
 
 def _end_with(commit: Callable[[], object], writing: Connection) -> None:

@@ -229,7 +229,8 @@ def _require_planned(plan: BatchPlan, task: TaskIdentity) -> None:
         if task.batch != batch.number:
             raise errors.ConfigError(
                 f"sink id {plan.target.sink_id!r}: {batch} was planned, but the task belongs to"
-                f" batch {task.batch}: another query writes to the same checkpoint"
+                f" batch {task.batch}: another query uses the same checkpointLocation. Give each"
+                " query its own"
             )
         return
     if plan.decided and task.run and task.run == plan.decided_by:

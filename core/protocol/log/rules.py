@@ -155,7 +155,9 @@ def replay(entries: Iterable[LogEntry]) -> LogView:
         # A number is created only if absent, so two records of one number mean that the storage
         # broke its guarantee.
         if by_sequence.setdefault(entry.record.sequence, entry) is not entry:
-            raise CheckpointCorrupt(f"decision log: two records {entry.record.sequence}")
+            raise CheckpointCorrupt(
+                f"decision log: two records have the number {entry.record.sequence}"
+            )
     if not by_sequence:
         return LogView()
     chain = _follow_chain(by_sequence)

@@ -80,7 +80,7 @@ class PreAggregator(RunningOperator):
         self._emit_totals(rows, starts, values)
 
     def _emit_totals(self, rows: pa.RecordBatch, starts: Ints, values: Mapping[str, Any]) -> None:
-        """Emit one row for each pane, or several if a sum does not fit on the way to its end."""
+        """Emit one row for each pane, or several rows if an intermediate sum does not fit."""
         table = AccumulatorTable(self._shape, f"operator {self._owner!r}", 1)
         try:
             entries = table.fold(starts, [_zeros(rows.num_rows)], None, values)

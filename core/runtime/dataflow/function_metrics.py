@@ -81,7 +81,7 @@ M = TypeVar("M", RunningCounter, RunningGauge, RunningHistogram)
 
 
 class FunctionMetrics:
-    """The metrics that one function has opened; `metrics` of its context."""
+    """The metrics that one function has opened. The function's context has them as `metrics`."""
 
     def __init__(self, uid: str) -> None:
         self._uid = uid

@@ -181,9 +181,10 @@ class KeptRows:
         limited: bool = False,
         number_bits: int = NUMBER_BITS,
     ) -> None:
-        """Open the table. If `outer`, it also stores for each row whether the row is alone.
+        """Open the table.
 
-        If `limited`, it also stores the limit of each row.
+        If `outer`, the table has a column that is true for rows without a partner so far. If
+        `limited`, it has a column with the limit of each row.
         """
         self._number_bits = number_bits
         self._schema = schema

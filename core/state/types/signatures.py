@@ -146,7 +146,10 @@ class NameField:
 
 @dataclass(frozen=True, slots=True)
 class ClassType:
-    """A class with fields: `ParsedName.fields[number]`. A class may contain itself."""
+    """A class with fields, which are in `ParsedName.fields[number]`.
+
+    The fields are not stored here, because a class may contain itself.
+    """
 
     word: str
     number: int
