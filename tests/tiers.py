@@ -193,6 +193,7 @@ SIBLINGS = (
     "tests/runtime/test_source_outputs.py::test_rows_and_dead_letters_of_each_output_are_there_once_though_slots_are_killed[False",
     "tests/runtime/test_windows.py::test_a_function_of_windows_sees_times_in_the_zone_of_their_column[tumbling",
     "tests/runtime/test_windows.py::test_every_record_is_in_a_window_or_comes_late_and_never_both[tumbling",
+    "tests/simulation_runtime/test_simulation_runtime.py::test_a_mistake_of_the_runtime_is_caught[barriers",
     "tests/simulation_runtime/test_simulation_runtime.py::test_a_mistake_of_the_runtime_is_caught[requests",
     "tests/spark_formats/test_two_runs.py::test_of_two_runs_under_one_token_one_writes_and_the_other_names_it[own",
     "tests/spark_formats/test_two_runs.py::test_of_two_runs_under_one_token_one_writes_and_the_other_names_it[kafka",

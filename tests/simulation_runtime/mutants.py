@@ -338,7 +338,7 @@ MUTANTS: tuple[Mutant, ...] = (
         _nothing_in_flight,
     ),
     Mutant(
-        "a barrier pushes no rows before it through",
+        "barriers push no rows before them through",
         in_flight.OutputQueue,
         "push",
         _barrier_before_rows,
@@ -394,7 +394,7 @@ CAUGHT_BY: Mapping[str, int] = MappingProxyType(
         "recovery commits what is in doubt alone": 28,
         "recovery knows the last decision alone": 327,
         "rows that wait for answers are in no snapshot": 70,
-        "a barrier pushes no rows before it through": 155,
+        "barriers push no rows before them through": 155,
         "the job ends before the last answers": 8,
         "a watermark passes rows that wait for answers": 703,
         "timers are not restored": 16,
