@@ -35,9 +35,9 @@ from onceflow.integration.traces.rules import check_trace
 
 _LOOK_S = 0.05
 _START_DEADLINE_S = 300.0
-"""A Spark cluster takes long on a busy machine."""
+"""From the start of a driver to its first checkpoint: Spark starts slowly on a busy machine."""
 _FAULTS_DEADLINE_S = 240.0
-"""From the first record to the end of the last fault."""
+"""From the first record to the end of the last fault, without the starts of drivers."""
 _CATCH_UP_DEADLINE_S = 120.0
 """From the end of the last fault until every record is committed."""
 _DRAIN_DEADLINE_S = 120.0
@@ -279,15 +279,22 @@ class ScheduleRun:
         deadline_s: float,
         holds: Callable[[], bool],
     ) -> None:
-        """Wait for `event`, and start a driver whenever the last one has ended."""
-        deadline = time.monotonic() + deadline_s
+        """Wait for `event`, and start a driver whenever the last one has ended.
+
+        A further driver has at least the time of a start.
+        """
+        began, known = time.monotonic(), len(drivers.all)
+        deadline = began + deadline_s
         while not holds():
             self._supervise(drivers, faults)
+            if len(drivers.all) > known:
+                known = len(drivers.all)
+                deadline = max(deadline, time.monotonic() + _START_DEADLINE_S)
             if time.monotonic() > deadline:
                 status = drivers.look()
                 raise RunFailed(
-                    f"{event}: not in {deadline_s:g} s; the driver says {status}; its log ends:\n"
-                    f"{drivers.last.log_tail()[-2_000:]}"
+                    f"{event}: not in {deadline - began:.0f} s; the driver says {status};"
+                    f" its log ends:\n{drivers.last.log_tail()[-2_000:]}"
                 )
             time.sleep(_LOOK_S)
 
