@@ -7,12 +7,14 @@ a condition of the guarantee on purpose has the marker `untraced`, with its reas
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import tempfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Generator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -26,6 +28,8 @@ UNCHECKED = ("tests/exploration/", "tests/unit/")
 _KEPT_MAX = 200
 """The number of further tests for which the trace of a job is kept. Tests of a module may share a
 job."""
+_OPEN_MAX = 20
+"""The number of takes in which a file is read."""
 _LOG = re.compile(rb'"log":"((?:[^"\\]|\\.)*)"')
 
 
@@ -35,11 +39,10 @@ class CheckTraces:
     def __init__(self) -> None:
         """Have all processes that tests start record their steps in a new directory."""
         self._directory = tempfile.TemporaryDirectory(prefix="onceflow-traces-")
-        self._written = Path(self._directory.name, "written")
-        self._taken = Path(self._directory.name, "taken")
-        self._written.mkdir()
-        self._taken.mkdir()
-        os.environ[VARIABLE] = str(self._written)
+        self._written = Path(self._directory.name)
+        os.environ[VARIABLE] = self._directory.name
+        self._open: deque[list[tuple[str, BinaryIO]]] = deque()
+        """The files of the last takes, each with its process."""
         self._lines: dict[bytes, defaultdict[str, list[bytes]]] = {}
         """The lines of each process, by decision log."""
         self._grown_at: dict[bytes, int] = {}
@@ -50,6 +53,8 @@ class CheckTraces:
 
     def pytest_unconfigure(self) -> None:
         """Delete the directory."""
+        while self._open:
+            self._close_oldest()
         self._directory.cleanup()
 
     @pytest.hookimpl(wrapper=True)
@@ -87,18 +92,28 @@ class CheckTraces:
 
     def _take(self) -> list[tuple[bytes, bytes]]:
         """Take the lines that processes have written. Return each with its log."""
+        files: list[tuple[str, BinaryIO]] = []
+        # A process opens its file again for each line. One that has opened it before it is unlinked
+        # still writes into it, so the files of the last takes are read again, before newer ones.
+        for path in sorted(self._written.iterdir()):
+            files.append((path.stem, path.open("rb")))
+            path.unlink()
+        self._open.append(files)
         taken: list[tuple[bytes, bytes]] = []
-        # Processes that still run open a new file for their next line.
-        files = [path.rename(self._taken / path.name) for path in sorted(self._written.iterdir())]
-        for path in files:
-            for line in path.read_bytes().splitlines():
+        for process, file in itertools.chain.from_iterable(self._open):
+            for line in file.read().splitlines():
                 if (found := _LOG.search(line)) is not None and found[1]:
                     log = found[1]
-                    self._lines.setdefault(log, defaultdict(list))[path.stem].append(line)
+                    self._lines.setdefault(log, defaultdict(list))[process].append(line)
                     self._grown_at[log] = self._tests
                     taken.append((log, line))
-            path.unlink()
+        while len(self._open) > _OPEN_MAX:
+            self._close_oldest()
         return taken
+
+    def _close_oldest(self) -> None:
+        for _, file in self._open.popleft():
+            file.close()
 
     def _decode(self, log: bytes, recent: Collection[bytes]) -> Trace:
         return {

@@ -19,8 +19,12 @@ def pytest_configure(config):
 """
 
 TESTS = """
-import os, pytest
+import msgspec, os, pytest
 from onceflow.core.traces import Trace
+
+@pytest.fixture(scope="module")
+def writers():
+    return []
 
 def take_forbidden_step(log):
     Trace(log, 1).record("claimed", checkpoint=None, by=None, listed=[], sinks=[])
@@ -42,6 +46,17 @@ def test_allowed():
 
 def test_goes_on_with_the_job_of_another_test():
     Trace("c", 1).record("completed", checkpoint=7)
+
+def test_begins_to_write_a_line(writers):
+    Trace("d", 1).record("claimed", checkpoint=None, by=None, listed=[], sinks=[])
+    [path] = os.scandir(os.environ["ONCEFLOW_TRACES"])
+    writers.append(os.open(path, os.O_WRONLY | os.O_APPEND))
+
+def test_has_written_the_line(writers):
+    facts = {"checkpoint": 1, "listed": [], "subtasks": [], "sinks": []}
+    line = {"step": "deciding", "log": "d", "attempt": 1, **facts}
+    os.write(writers[0], msgspec.json.encode(line) + b"\\n")
+    Trace("d", 1).record("decided", checkpoint=1)
 """
 
 
@@ -52,7 +67,7 @@ def test_a_test_whose_job_takes_a_forbidden_step_fails_with_the_trace(
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile(TESTS)
     result = pytester.runpytest_subprocess("-p", "no:randomly")
-    result.assert_outcomes(passed=4, errors=2)
+    result.assert_outcomes(passed=6, errors=2)
     result.stdout.fnmatch_lines_random(
         [
             "*this step needs completed 1 4, which is in no trace (a)*",
@@ -61,3 +76,4 @@ def test_a_test_whose_job_takes_a_forbidden_step_fails_with_the_trace(
         ]
     )
     result.stdout.no_fnmatch_line("*in no trace (b)*")
+    result.stdout.no_fnmatch_line("*(d)*")
