@@ -176,6 +176,8 @@ class KafkaCommitter(Committer):
             self._lanes.drop(transaction.subtask)
             return RetryLater(f"aborting {transaction}: {error}")
         if lane.proves(self._proof(transaction)):
+            # The rows are gone, and the lane's next commit overwrites this proof.
+            self._lanes.settle(transaction)
             return AlreadyCommitted()
         return Aborted()
 

@@ -455,7 +455,9 @@ def test_an_abort_of_committed_records_says_so_though_they_went_to_a_former_topi
     driver = target.committer(2)
     assert driver.abort(recorded) == AlreadyCommitted()
     assert driver.abort(unrecorded) == AlreadyCommitted()
-    assert target.kafka.values == [b"1", b"2"]
+    assert driver.commit(target.stage(3)) == Committed(), "this overwrites the proof of the broker"
+    assert target.committer(3).commit(unrecorded) == AlreadyCommitted()
+    assert target.kafka.values == [b"1", b"2", b"3"]
 
 
 def test_an_abort_that_the_broker_does_not_answer_deletes_nothing(
