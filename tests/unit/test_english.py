@@ -64,6 +64,13 @@ NO_OPENING = re.compile(
 )
 """How no docstring begins: with a verb or an article, the first word says what follows."""
 
+NO_NOUN = re.compile(
+    r"\AReturn (?:what|how|which|whether|where)\b.*"
+    r"|^    \w+: (?:Of|Where|What|Which|Is|Are|How|Whether)\b.*",
+    re.MULTILINE,
+)
+"""A result or an argument that a docstring describes without a noun."""
+
 QUESTION = re.compile(r'(?:\A|:\n)\s*r?"""((?:What|Who|Whose|Whether|How)\b.*)')
 """How no docstring of a function, a class or a module outside of the product begins."""
 
@@ -200,6 +207,16 @@ def test_docstrings_begin_with_a_verb_or_an_article(package: str) -> None:
         for node in nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
         and NO_OPENING.match(docstring := ast.get_docstring(node) or "")
+    ]
+    assert wrong == []
+
+
+def test_results_and_arguments_are_nouns() -> None:
+    wrong = [
+        f"{name_of(path)}:{node.lineno} {match.group().strip()}"
+        for path in modules()
+        for node in functions(path)
+        for match in NO_NOUN.finditer(ast.get_docstring(node) or "")
     ]
     assert wrong == []
 

@@ -172,7 +172,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"f": no_known_type}, "argument 'number' needs an annotation"),
     ({"f": no_argument}, "takes no argument"),
     ({"f g": fail}, "use letters"),
-    ({"f": fail, "F": fail}, "does not distinguish it from 'f'"),
+    ({"f": fail, "F": fail}, "and 'f' differ only in upper and lower case"),
     ({"f": 5}, "takes a function"),
     ({"f": SqlFunction(double, ("BIGNIT",), "DOUBLE")}, "BIGNIT"),
 ]
