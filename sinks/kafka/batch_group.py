@@ -74,7 +74,8 @@ class KafkaBatchNotes(BatchNotes):
             if newest != attempt:
                 raise Fenced(
                     f"sink id {self._sink_id!r}: attempt {attempt} is fenced: attempt {newest} of"
-                    f" another run has claimed the sink id at {self._settings.where} and continues"
+                    f" another run has claimed the sink id at {self._settings.where}; leave the"
+                    " writing to that run"
                 )
             text = msgspec.json.encode(_Note(attempt, begun, written)).decode()
             offsets = [TopicPartition(topic, 0, attempt, text) for topic in self._settings.topics]

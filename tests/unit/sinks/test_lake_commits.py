@@ -62,7 +62,7 @@ class Facts:
     damage: str = ""
     refusal: str = ""
     before: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
-    """What happens before each commit, one after the other."""
+    """Functions of which each commit first calls the next one."""
     after: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
@@ -161,7 +161,7 @@ class Table(LakeTable):
         self.facts = facts
         self.is_closed = False
         self.fails: list[Exception] = []
-        """What the next calls of `load` raise."""
+        """Errors, of which each call of `load` raises the next one."""
 
     @override
     def load(self) -> TableVersion:

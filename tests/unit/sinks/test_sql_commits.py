@@ -66,11 +66,12 @@ def prepare(
 
 def prove(target: Target, *transactions: TransactionId) -> None:
     """Write ledger rows as a commit elsewhere does."""
-    for one in transactions:
+    for named in transactions:
         target.write(
             "INSERT INTO onceflow_ledger"
             " (transaction_id, sink_id, attempt, checkpoint, subtask, row_count) VALUES"
-            f" ('{one}', '{one.sink_id}', {one.attempt}, {one.checkpoint}, {one.subtask}, 1)"
+            f" ('{named}', '{named.sink_id}', {named.attempt}, {named.checkpoint},"
+            f" {named.subtask}, 1)"
         )
 
 
