@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote
+
+from typing_extensions import override
 
 from onceflow.clients.mysql.connection import MySQLSession, WireConnection, make_unverified_tls
 from onceflow.clients.sql.session import DatabaseAccess, SqlError
@@ -25,6 +30,8 @@ _KNOWN = frozenset(
 _LOGIN_REFUSED = frozenset(
     {"1044", "1045", "1049", "1059", "1102", "1130", "1251", "1396", "1698", "1862", "3118", "4151"}
 )
+_TLS_REFUSED = re.compile(r"\[SSL: (?!UNEXPECTED_EOF)|certificate", re.IGNORECASE)
+"""The words of a refused handshake. A connection that is only lost ends without them."""
 _CANNOT_RESOLVE = ("Name or service not known", "nodename nor servname", "No address associated")
 
 
@@ -79,7 +86,7 @@ class Tls:
         """Return the TLS arguments for PyMySQL.
 
         Raises:
-            OSError: A file cannot be read.
+            OSError: A file cannot be read or used. The message names its setting and its path.
         """
         if self.mode is TlsMode.DISABLED:
             return {"ssl_disabled": True}
@@ -88,14 +95,57 @@ class Tls:
             return {}
         verifies = self.mode in (TlsMode.VERIFY_CA, TlsMode.VERIFY_IDENTITY)
         if verifies or self.ca:
-            context = ssl.create_default_context(cafile=self.ca or None)
+            with _naming_files(("ssl_ca", self.ca)):
+                context = ssl.create_default_context(cafile=self.ca or None)
         else:
             context = make_unverified_tls()
         context.check_hostname = self.mode is TlsMode.VERIFY_IDENTITY
         context.verify_mode = ssl.CERT_REQUIRED if verifies else ssl.CERT_NONE
         if self.certificate:
-            context.load_cert_chain(self.certificate, self.key or None, self.key_password or None)
+            with _naming_files(("ssl_cert", self.certificate), ("ssl_key", self.key)):
+                # OpenSSL asks a terminal for the password of a key if the argument is None.
+                context.load_cert_chain(
+                    self.certificate, self.key or None, lambda: self.key_password
+                )
+            context.sslsocket_class = _ClientCertificateSocket
         return {"ssl": context}
+
+
+@contextmanager
+def _naming_files(*settings: tuple[str, str]) -> Generator[None, None, None]:
+    """Name the files of `settings`, pairs of setting and path, in an error of the block.
+
+    Raises:
+        OSError: A file cannot be read, or the block raised an OSError without a path.
+    """
+    given = [(setting, path) for setting, path in settings if path]
+    for setting, path in given:
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise OSError(f"{setting}={path}: {error.strerror}") from error
+    try:
+        yield
+    except OSError as error:
+        names = " and ".join(f"{setting}={path}" for setting, path in given)
+        raise OSError(f"{names}: {error}") from error
+
+
+class _ClientCertificateSocket(ssl.SSLSocket):
+    """A socket that raises the server's reason if the server refuses the client's certificate.
+
+    With TLS 1.3 the server refuses it after the client's handshake. Then the client's first write
+    fails, and the reason is still unread.
+    """
+
+    @override
+    def send(self, data: Any, flags: int = 0) -> int:
+        try:
+            return super().send(data, flags)
+        except (ssl.SSLEOFError, ConnectionError):
+            self.recv(1)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +208,7 @@ class MySQLEndpoint:
             or error.code in _LOGIN_REFUSED
             or any(text in reason for text in _CANNOT_RESOLVE)
             or "SSL is required" in reason
-            or "certificate" in reason.lower()
+            or _TLS_REFUSED.search(reason) is not None
         )
         return (SettingsRefused if wrong else SinkError)(f"cannot connect to {self}: {reason}")
 

@@ -32,6 +32,21 @@ _HELD_LOCKS = """
 
 
 PASSWORD_VARIABLE = "MYSQL_PWD"  # noqa: S105 - its name
+_CLIENT_FILES = "ssl_cert=, ssl_key= and ssl_key_password= in the url, files on each machine"
+_AUTHORITY = "the server's ssl_ca, which must have the authority of ssl_cert="
+_OF_TLS = (
+    ("SSL is required", "ssl_mode=required in the url"),
+    ("offers no encryption", "ssl_mode=preferred in the url; or the server's ssl_cert and ssl_key"),
+    *((name, _CLIENT_FILES) for name in ("ssl_cert=", "ssl_key=")),
+    ("ssl_ca=", "ssl_ca= in the url, a file of certificates on each machine of the job"),
+    ("not valid for", "the server's certificate, which must name the host of the url"),
+    ("certificate has expired", "the server's certificate"),
+    ("VERIFY_FAILED", "ssl_ca= in the url, with the authority of the server"),
+    ("CERTIFICATE_EXPIRED", "ssl_cert= in the url, with a certificate that is valid"),
+    *((alert, _AUTHORITY) for alert in ("UNKNOWN_CA", "DECRYPT_ERROR")),
+    ("[SSL: ", "ssl_ca=, ssl_cert= and ssl_key= in the url"),
+)
+"""The remedies for refused encryption. The first match counts."""
 _ACCOUNT = re.compile(r"for user ('.*'@'.*') to database")
 
 
@@ -70,8 +85,7 @@ def _remedies(sink: SqlSink, error: OnceflowError) -> Remedies:
     return (
         ("(error 1044)", f"GRANT {privileges} ON {database}.* TO {account}"),
         ("(error 1049)", f"CREATE DATABASE {database}"),
-        ("SSL is required", "ssl_mode=required in the url"),
-        ("ertificate", "ssl_ca=, ssl_cert= and ssl_key= in the url"),
+        *_OF_TLS,
         ("", password),
     )
 
