@@ -61,7 +61,7 @@ def check_arguments(
                 zip(arguments, kinds, function.takes, strict=True), 1
             ):
                 if not (widens(kind, takes) or _is_exact_literal(argument, kind, takes)):
-                    text = _write_sql(rows, argument)
+                    text = write_sql(rows, argument)
                     raise ConfigError(
                         f"{owner}: argument {number} of {function.name}(), {text}, is {kind}. The"
                         f" function takes {takes}, which may not hold its values exactly. Let it"
@@ -81,7 +81,7 @@ def advise_casts(problem: str, functions: tuple[NamedFunction, ...]) -> str:
     return ""
 
 
-def _write_sql(rows: Any, argument: Any) -> str:
+def write_sql(rows: Any, argument: Any) -> str:
     """Return an argument as SQL over `rows`."""
     unparser: Any = import_module("datafusion.unparser")
     plan = rows.select(argument.alias("argument")).logical_plan()

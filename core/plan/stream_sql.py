@@ -23,6 +23,7 @@ from onceflow.core.plan.arrow_queries import ArrowQuery, translate_query
 from onceflow.core.plan.function_arguments import advise_casts, check_arguments
 from onceflow.core.plan.integer_overflow import check_integers, computes_integers, resolve_types
 from onceflow.core.plan.sql_functions import NamedFunction, QueryFunction, name_functions
+from onceflow.core.plan.time_casts import check_time_casts
 from onceflow.core.spi.bad_rows import quote_row
 
 _TABLE = "stream"
@@ -64,8 +65,8 @@ class StreamSql:
 
         Raises:
             ConfigError: The query does not read `stream` or is invalid, it needs several rows at a
-                time, an argument of a function would be converted with a loss, or DataFusion is not
-                installed.
+                time, an argument of a function would be converted with a loss, a number is cast to
+                TIMESTAMP as nanoseconds, or DataFusion is not installed.
         """
         context = self._engine(_make_empty_rows(self.schema))
         try:
@@ -74,6 +75,7 @@ class StreamSql:
             raise self._refuse(error) from error
         self._require_row_by_row(frame)
         check_arguments(context, frame.logical_plan(), self.functions, f"sql({self.query!r})")
+        check_time_casts(context, frame.logical_plan(), f"sql({self.query!r})")
         made = _read_schema(context, frame)
         if not made.names:
             raise ConfigError(f"sql({self.query!r}) has no columns")

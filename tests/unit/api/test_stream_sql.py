@@ -224,3 +224,40 @@ def test_a_record_for_which_a_query_fails_is_told_though_python_has_not_its_date
     rows = pa.record_batch([pa.array([0]), day], names=["id", "day"])
     with pytest.raises(ValueError, match="zero.*at record {'id': 0, 'day': 18397-06-11}"):
         list(StreamSql("SELECT 10 / id AS share FROM stream", rows.schema).apply(rows))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int8(), pa.int32(), pa.uint64(), pa.float64(), pa.decimal128(10, 2)], ids=str
+)
+@pytest.mark.parametrize(
+    "cast",
+    [
+        "CAST(n AS TIMESTAMP)",
+        "TRY_CAST(n AS TIMESTAMP WITH TIME ZONE) IS NULL",
+        "CASE WHEN n > 1 THEN n::timestamp END",
+        "CAST(make_array(n) AS TIMESTAMP[])",
+    ],
+)
+def test_a_cast_that_takes_a_number_as_nanoseconds_is_refused(kind: pa.DataType, cast: str) -> None:
+    sql = StreamSql(f"SELECT {cast} AS t FROM stream", pa.schema([("n", kind)]))
+    with pytest.raises(ConfigError, match=r"as nanoseconds.*BIGINT as seconds.*to_timestamp_sec"):
+        sql.resolve_schema()
+
+
+@pytest.mark.parametrize(
+    ("kind", "cast"),
+    [
+        (pa.int64(), "CAST(n AS TIMESTAMP)"),
+        (pa.int32(), "to_timestamp_seconds(n)"),
+        (pa.float64(), "to_timestamp_millis(n * 1000)"),
+        (pa.int32(), "CAST(n AS TIMESTAMP(0))"),
+        (pa.timestamp("s"), "CAST(n AS TIMESTAMP)"),
+    ],
+)
+def test_seconds_become_times_by_the_advised_calls(kind: pa.DataType, cast: str) -> None:
+    schema = pa.schema([("n", kind)])
+    sql = StreamSql(f"SELECT {cast} AS t FROM stream", schema)
+    assert sql.resolve_schema().names == ["t"]
+    rows = pa.record_batch([pa.array([90]).cast(kind)], schema)
+    (found,) = sql.apply(rows)
+    assert found["t"].cast(pa.timestamp("s")).cast(pa.int64()).to_pylist() == [90]
