@@ -75,6 +75,8 @@ def array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """
     if pa.types.is_decimal(kind):
         return exact_decimals.decimals_from_python(values, kind)
+    if pa.types.is_run_end_encoded(kind):
+        return _encode_runs(_exact_array(values, kind.value_type), kind)
     if pa.types.is_nested(kind) and holds(kind, pa.types.is_decimal):
         return exact_array(values, kind)
     return pa.array(values, kind)
@@ -106,6 +108,8 @@ def exact_array_of_pandas(series: Any, kind: pa.DataType) -> pa.Array:
     Raises:
         InexactValue: `kind` does not hold a value exactly; gives the reason.
     """
+    if pa.types.is_run_end_encoded(kind):
+        return _encode_runs(exact_array_of_pandas(series, kind.value_type), kind)
     if series.dtype == object:
         missing = series.isna()
         values = [None if gone else value for value, gone in zip(series, missing, strict=True)]
@@ -145,6 +149,12 @@ def _exact_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return made
 
 
+def _encode_runs(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    # pyarrow itself makes no runs of most values.
+    runs: pa.Array = pc.run_end_encode(column, cast("Any", kind).run_end_type)
+    return runs
+
+
 def _first_refusal(values: Sequence[Any], kind: pa.DataType, error: BaseException) -> InexactValue:
     for row, value in enumerate(values):
         try:
@@ -177,7 +187,7 @@ def _flat_check(kind: pa.DataType) -> Check | None:
         check = _each(lambda value: _check_time(value, kind))
     elif types.is_duration(kind):
         check = _each(lambda value: _check_duration(value, kind))
-    elif types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+    elif types.is_dictionary(kind):
         check = _find_check(kind.value_type)
     return check
 

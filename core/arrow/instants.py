@@ -58,6 +58,8 @@ def values_inside(column: pa.Array) -> list[pa.Array]:
         return structs
     if types.is_dictionary(kind):
         return [column.cast(kind.value_type)]
+    if types.is_run_end_encoded(kind):
+        return [pc.run_end_decode(column)]
     if types.is_map(kind):
         return [*map_entries(column)]
     return [pc.list_flatten(column)]

@@ -105,9 +105,23 @@ class PandasFunction(BatchIteratorFunction):
             yield self._to_batch(made)
 
     def _to_frame(self, batch: pa.RecordBatch) -> Any:
-        """Return `batch` as a DataFrame, in types that keep null apart from integers and NaN."""
-        # Otherwise integers would become floats, and those above 2^53 would change their value.
-        frame = batch.to_pandas(integer_object_nulls=True)
+        """Return `batch` as a DataFrame, in types that keep null apart from integers and NaN.
+
+        Raises:
+            UserFunctionError: pandas cannot represent a column or one of its values.
+        """
+        batch = _decode_runs(batch)
+        try:
+            # Otherwise integers would become floats, and those above 2^53 would change their value.
+            frame = batch.to_pandas(integer_object_nulls=True)
+        except pa.ArrowException as error:
+            name = next(name for name in batch.schema.names if not _suits_pandas(batch, name))
+            raise mistake(
+                self._uid,
+                f"map_pandas of operator {self._uid!r}: pandas has no values for column {name!r} of"
+                f" {batch.schema.field(name).type}: {error}. Cast the column or leave it out"
+                " before, by sql() or map_batches()",
+            ) from error
         for field, column in zip(batch.schema, batch.columns, strict=True):
             if column.null_count and pa.types.is_integer(field.type):
                 name = str(field.type)  # int64 is Int64 in pandas, uint8 is UInt8
@@ -167,6 +181,23 @@ class PandasFunction(BatchIteratorFunction):
                     f" {field.name!r} that do not fit {field.type}: {error}",
                 ) from error
         return pa.record_batch(arrays, schema=self._schema)
+
+
+def _decode_runs(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return `batch` with the values of run-end-encoded columns."""
+    columns = [
+        pc.run_end_decode(column) if pa.types.is_run_end_encoded(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _suits_pandas(batch: pa.RecordBatch, name: str) -> bool:
+    try:
+        batch.select([name]).to_pandas()
+    except pa.ArrowException:
+        return False
+    return True
 
 
 _WITHOUT_NULLS = (pa.types.is_floating, pa.types.is_timestamp, pa.types.is_duration)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from onceflow.core.errors import UserFunctionError
@@ -179,6 +180,36 @@ def test_pandas_returns_nulls_and_nan_as_what_they_were(
     # As text: NaN equals nothing.
     assert repr(made.to_pylist()) == repr(given.to_pylist())
     assert made.schema == given.schema
+
+
+def test_pandas_gets_the_values_of_runs_as_they_are() -> None:
+    runs = [pc.run_end_encode(pa.array(values)) for values in ([2**60 + 1, None], ["a", "a"])]
+    given = pa.record_batch(runs, names=["id", "note"])
+    frames: list[Any] = []
+
+    def keep(batches: Iterator[Any]) -> Iterator[Any]:
+        for frame in batches:
+            frames.append(frame)
+            yield frame
+
+    (made,) = PandasFunction("step", keep, given.schema).call(iter([given]))
+    assert (made.to_pylist(), made.schema) == (given.to_pylist(), given.schema)
+    assert frames[0]["id"][0] == 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
+        pa.array([0, 1], pa.time64("ns")),
+    ],
+    ids=lambda one: str(one.type),
+)
+def test_a_column_that_pandas_does_not_have_is_named(column: pa.Array) -> None:
+    given = pa.record_batch({"id": pa.array([1, 2]), "odd": column})
+    function = PandasFunction("step", iter, given.schema)
+    with pytest.raises(UserFunctionError, match=r"'step': .*column 'odd' of .*by sql\(\)"):
+        list(function.call(iter([given])))
 
 
 def test_pandas_gets_plain_floats_where_nothing_is_missing() -> None:
