@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -86,20 +87,46 @@ class ProtobufDecoder(RegistryDecoder):
         faults: Faults = {}
         values = self.leave_out_ids_in_headers(values, messages, faults)
         kept, rows = self._rows(values, faults)
-        fields = zip(*rows, strict=True) if rows else iter([()] * len(self._written))
-        members = {
-            field.name: pa.array(column, type=field.type)
-            for field, column in zip(self._written, fields, strict=True)
-        }
+        try:
+            members = self._build_members(rows)
+        except pa.ArrowInvalid:
+            kept, rows = self._drop_unreadable(kept, rows, faults)
+            members = self._build_members(rows)
         late: Faults = {}
         columns = self._fitting.columns(members, len(rows), late)
         return Decoded(columns, kept, faults).drop_rows(late)
+
+    def _build_members(self, rows: Sequence[tuple[Any, ...]]) -> dict[str, pa.Array]:
+        fields = zip(*rows, strict=True) if rows else iter([()] * len(self._written))
+        return {
+            field.name: pa.array(column, type=field.type)
+            for field, column in zip(self._written, fields, strict=True)
+        }
+
+    def _drop_unreadable(
+        self, kept: Sequence[int], rows: Sequence[tuple[Any, ...]], faults: Faults
+    ) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
+        """Return the rows without those that Arrow refuses, and add these to `faults`.
+
+        With proto2 Protobuf itself does not check that a string is UTF-8.
+        """
+        readable: list[tuple[int, tuple[Any, ...]]] = []
+        for at, row in zip(kept, rows, strict=True):
+            try:
+                self._build_members([row])
+            except pa.ArrowInvalid as error:
+                faults.setdefault(at, str(error))
+            else:
+                readable.append((at, row))
+        return [at for at, _ in readable], [row for _, row in readable]
 
     def _rows(
         self, values: Sequence[bytes | None], faults: Faults
     ) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
         """Return the indices and fields of the readable `values`. Add the others to `faults`."""
-        message, parse, row = self._message, self._message.ParseFromString, self._row
+        message, row = self._message, self._row
+        # Of the class, because a field may have the name of the method.
+        parse = partial(type(message).ParseFromString, message)
         rows: list[tuple[Any, ...]] = []
         # Usually all values begin with the same bytes. Then the header is checked once, and each
         # message follows the header.
@@ -279,8 +306,9 @@ def _make_value_reader(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     if not is_nullable(field):
         return get if read is _same else lambda message: read(get(message))
     name = field.name
-    # Without HasField an absent field would be read as its default.
-    return lambda message: read(get(message)) if message.HasField(name) else None
+    # Without HasField an absent field would be read as its default. The message may have a field
+    # with the name of the method.
+    return lambda message: read(get(message)) if type(message).HasField(message, name) else None
 
 
 def _same(value: Any) -> Any:

@@ -71,8 +71,10 @@ class ProtobufValues:
                 )
             ]
             names, make = self._names, self._members.make
+            # Of the class, because a field may have the name of the method.
+            serialize = make.SerializeToString
             return [
-                header + make(**dict(zip(names, row, strict=True))).SerializeToString()
+                header + serialize(make(**dict(zip(names, row, strict=True))))
                 for row in zip(*values, strict=True)
             ]
         except self._error as error:

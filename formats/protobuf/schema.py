@@ -337,7 +337,15 @@ def columns_of_message(message: Descriptor, names: Iterable[str] | None = None) 
         raise ConfigError(
             f"message {message.full_name} has no fields {lost}, only {', '.join(fields)}"
         )
-    return pa.schema([_field(fields[name], (message.full_name,)) for name in selected])
+    columns: list[pa.Field] = []
+    for name in selected:
+        try:
+            columns.append(_field(fields[name], (message.full_name,)))
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}. Of a value, leave out the column {name!r} by schema="
+            ) from error
+    return pa.schema(columns)
 
 
 def _field(field: FieldDescriptor, path: tuple[str, ...]) -> pa.Field:

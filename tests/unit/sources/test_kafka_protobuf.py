@@ -307,7 +307,7 @@ def test_columns_of_the_user_s_own_are_taken_by_name_and_checked_at_the_start(
     for schema, why in [
         ("nam STRING", r"message Node has no fields \['nam'\], only id, name, next"),
         ("name BIGINT", "column 'name': it was written as string and is read as int64"),
-        (None, "field 'next' is of message Node, which contains itself"),
+        (None, "field 'next' is of message Node, which contains itself.* leave out .*'next' by"),
     ]:
         with pytest.raises(ConfigError, match=f"subject 'payments-value': .*{why}"):
             _ = source(registry.url, schema=schema).schema
@@ -353,6 +353,43 @@ def test_bad_records_are_left_out_with_their_origin_and_the_others_stay_in_order
     ]
     for letter, why in zip(letters, whys, strict=True):
         assert why in letter.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "odd"),
+    [
+        ("optional string s = 2;", b"\x12\x02\xff\xfe"),
+        (
+            "repeated Part parts = 2; message Part { optional string s = 1; }",
+            b"\x12\x04\x0a\x02\xff\xfe",
+        ),
+    ],
+)
+def test_a_text_of_proto2_that_is_not_utf_8_is_a_bad_record(
+    registry: SchemaRegistryDouble, fields: str, odd: bytes
+) -> None:
+    schema_id = keep(
+        registry, f'syntax = "proto2"; message M {{ required int64 id = 1; {fields} }}'
+    )
+    start = framed(schema_id, message_class(PAYMENT)())
+    described = source(registry.url, on_bad_record="dead_letter")
+    rows = rows_of(described.settings)
+    rows.add(messages([start + b"\x08\x01", start + b"\x08\x02" + odd, start + b"\x08\x03"]))
+    assert [row["id"] for row in taken(rows).to_pylist()] == [1, 3]
+    (letter,) = rows.refusals.take_letters()
+    assert "utf8" in letter.reason
+
+
+def test_fields_with_the_names_of_methods_of_pythons_messages_are_read(
+    registry: SchemaRegistryDouble,
+) -> None:
+    names = ["HasField", "ParseFromString", "SerializeToString", "DESCRIPTOR", "Clear", "class"]
+    fields = " ".join(f"optional int32 {name} = {at};" for at, name in enumerate(names, 1))
+    schema_id = keep(registry, f'syntax = "proto3"; message M {{ {fields} }}')
+    start = framed(schema_id, message_class(PAYMENT)())
+    value = b"".join(bytes([at << 3, at]) for at in range(1, len(names)))
+    expected = {**{name: at for at, name in enumerate(names, 1)}, "class": None}
+    assert read(source(registry.url), [start + value]) == [expected]
 
 
 def test_schemas_that_are_known_are_read_while_the_registry_is_away_and_a_new_one_is_waited_for(
