@@ -152,6 +152,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "sinks": Room(
             ("sinks/base/*.py", "sinks/sql/*.py", "sinks/sqlite/*.py"),
             (
+                _name_sink_units("sql_writer", "sql_commits", "staged"),
                 _name_sink_units("sql", "fence", "refused_commits"),
                 ("tests/conformance/test_sqlite_sink_conforms.py",),
                 ("tests/integration/test_sqlite_sink.py",),
@@ -168,6 +169,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "server-sinks": Room(
             ("sinks/postgres/*.py", "sinks/mysql/*.py"),
             (
+                _name_sink_units("postgres_two_phase", "mysql_two_phase"),
                 _name_sink_units("postgres", "mysql", "sql_values"),
                 (
                     "tests/integration/sql/test_sql_sink.py",
@@ -204,10 +206,6 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
                 (
                     "tests/integration/test_lake_sinks.py",
                     "tests/integration/test_lake_upserts.py",
-                ),
-                (
-                    "tests/conformance/test_iceberg_sink_conforms.py",
-                    "tests/conformance/test_delta_sink_conforms.py",
                 ),
             ),
         ),

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import sys
@@ -206,8 +207,10 @@ def list_stages(room: Room, mutant: Mutant) -> Sequence[Sequence[str]]:
 
 @cache
 def _find_named_tests(stem: str) -> Sequence[str]:
+    # Whole words only: the tests of `restore` are not those of `store`.
+    named = re.compile(rf"test_(.*_)?{stem}(_.*)?\.py")
     found = ROOT.glob(f"tests/unit/**/test_*{stem}*.py")
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+    return sorted(str(path.relative_to(ROOT)) for path in found if named.fullmatch(path.name))
 
 
 @dataclass(frozen=True, slots=True)

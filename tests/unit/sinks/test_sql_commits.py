@@ -491,6 +491,27 @@ def test_a_claim_goes_to_a_newer_attempt_of_the_same_log_alone(
     session.close()
 
 
+def test_the_newest_claim_is_shown_to_people(
+    target: Target, ledger: Ledger, session: Session
+) -> None:
+    target.write("UPDATE onceflow_sinks SET attempt = 7, claimed_at = '2026-01-02'")
+    assert ledger.newest_claim(session, SINK_ID) == (7, "job", "2026-01-02")
+    assert ledger.newest_claim(session, "other") is None
+    session.close()
+
+
+def test_a_row_that_another_session_has_written_first_is_not_written(
+    target: Target, ledger: Ledger, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SQLiteDialect, "unless_there", "")
+    prove(target, name(1))
+    assert not ledger.record_applied(session, name(1), 1)
+    assert ledger.record_applied(session, name(2), 1)
+    other = FenceOwner("another", AttemptId(9), "job")
+    assert not ledger.claim(session, SINK_ID, "job", other, "ledger")
+    session.close()
+
+
 def test_proofs_are_pruned_by_whole_checkpoints_of_one_sink(
     target: Target, ledger: Ledger, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
