@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from psycopg.waiting import Wait
 from typing_extensions import override
 
 from onceflow.clients.postgres.binary_rows import RowBuffer
+from onceflow.clients.postgres.login_states import find_login_state
 from onceflow.clients.sql.session import (
     KEEPALIVE_COUNT,
     KEEPALIVE_IDLE_S,
@@ -139,8 +140,8 @@ _UTF8_NAMES = frozenset({"utf8", "unicode"})
 # Of a login, a database, a right, a parameter, its value, the time at which it may be set.
 # Source: PostgreSQL 18, appendix A.
 _WRONG_SETTING_STATES = re.compile(r"28|3D000|42501|42704|42601|22023|55P02")
-# libpq reports no SQLSTATE for a failure at start-up, so the text decides; a failure that is not
-# listed may heal by itself. The text is in the language of the server's `lc_messages`.
+# libpq reports no SQLSTATE for a failure at start-up, so the text decides first; a failure that is
+# not listed may heal by itself.
 _WRONG_SETTING = re.compile(
     r"authentication failed|no password supplied|no pg_hba\.conf entry|not permitted to log in"
     r"|unrecognized configuration parameter|cannot be (changed|set)|permission denied to set"
@@ -155,6 +156,10 @@ _WRONG_SETTING = re.compile(
     # The other side or OpenSSL refuses the handshake; the connection was not only lost.
     r"|SSL error: (?!unexpected eof)"
 )
+_SAID_BY_SERVER = re.compile(r":  \S")
+"""The end of a severity, in each language. Other errors of libpq have no two spaces."""
+_HEALS = re.compile(r"the database system is|too many (clients|connections)|connection slots")
+"""The words of refusals that end by themselves."""
 
 
 class ReplyTimeout(psycopg.OperationalError):
@@ -541,7 +546,7 @@ class PostgresEndpoint:
                 **parameters, autocommit=True, prepare_threshold=None
             )
         except psycopg.Error as error:
-            raise self._to_refusal(error) from None
+            raise self._to_refusal(error, parameters) from None
         connection.reply_timeout_s = self.reply_timeout_s
         if "tcp_user_timeout" not in dict(self.parameters):
             connection.unacknowledged_s = UNACKNOWLEDGED_S
@@ -554,13 +559,12 @@ class PostgresEndpoint:
             SettingsRefused: Password, database, role, host or encryption is refused.
             SinkError: The connection is refused now.
         """
-        parameters = cast("dict[str, Any]", self._connection_parameters(name))
+        given = {**self._connection_parameters(name), "replication": "database"}
+        parameters = cast("dict[str, Any]", given)
         try:
-            return psycopg.Connection.connect(
-                replication="database", autocommit=True, prepare_threshold=None, **parameters
-            )
+            return psycopg.Connection.connect(autocommit=True, prepare_threshold=None, **parameters)
         except psycopg.Error as error:
-            raise self._to_refusal(error) from None
+            raise self._to_refusal(error, parameters) from None
 
     def conninfo(self, name: str) -> str:
         """Return the connection string for another client of libpq.
@@ -576,11 +580,18 @@ class PostgresEndpoint:
         parameters["connect_timeout"] = str(max(2, round(self.connect_timeout_s)))
         return parameters
 
-    def _to_refusal(self, error: psycopg.Error) -> SettingsRefused | SinkError:
+    def _to_refusal(
+        self, error: psycopg.Error, parameters: Mapping[str, Any]
+    ) -> SettingsRefused | SinkError:
         reason = self.without_secrets(str(error).strip())
         state = error.sqlstate
-        wrong = _WRONG_SETTING_STATES.match(state) if state else _WRONG_SETTING.search(reason)
-        kind = SettingsRefused if wrong else SinkError
+        is_wrong = not state and _WRONG_SETTING.search(reason) is not None
+        if not (state or is_wrong or _HEALS.search(reason)) and _SAID_BY_SERVER.search(reason):
+            # The text may be in another language than English.
+            state = find_login_state(make_conninfo(**parameters), self.connect_timeout_s)
+            reason += f" (SQLSTATE {state})" if state else ""
+        is_wrong = is_wrong or bool(state and _WRONG_SETTING_STATES.match(state))
+        kind = SettingsRefused if is_wrong else SinkError
         return kind(f"cannot connect to {self}: {reason}")
 
     def without_secrets(self, text: str) -> str:

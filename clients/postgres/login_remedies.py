@@ -48,5 +48,18 @@ def list_login_remedies(endpoint: PostgresEndpoint) -> Sequence[tuple[str, str]]
         ("not permitted to log in", f"ALTER ROLE {role} LOGIN"),
         ("no pg_hba.conf entry", from_here),
         ("translate host name", "its host"),
+        *_list_remedies_of_states(role, database, from_here),
         ("", f"ALTER ROLE {role} PASSWORD '…'"),
     )
+
+
+def _list_remedies_of_states(role: str, database: str, from_here: str) -> Sequence[tuple[str, str]]:
+    """Return the remedies for refusals in other languages than English."""
+    by_state = {
+        "3D000": f"CREATE DATABASE {database} OWNER {role}",
+        "42501": f"GRANT CONNECT ON DATABASE {database} TO {role}",
+        "28000": f"CREATE ROLE {role} LOGIN, ALTER ROLE {role} LOGIN, or {from_here}",
+        "42704": "leave the parameter out",
+        "22023": "leave the parameter out",
+    }
+    return [(f"(SQLSTATE {state})", remedy) for state, remedy in by_state.items()]

@@ -1,0 +1,50 @@
+"""The SQLSTATE of a refused login.
+
+libpq reports only the text of a refusal, in the language of the server's `lc_messages`. Its trace
+has the SQLSTATE, too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+
+import psycopg
+from psycopg.pq import PGconn, PollingStatus
+
+_STATE = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
+
+
+def find_login_state(conninfo: str, timeout_s: float) -> str | None:
+    """Log in again and return the SQLSTATE with which the server refuses the login.
+
+    None if the server did not refuse it within `timeout_s`, or this libpq traces nothing: it does
+    so on Linux, from version 14 on. The trace may have a password, so it is kept in memory.
+    """
+    if not hasattr(os, "memfd_create"):
+        return None
+    with os.fdopen(os.memfd_create("onceflow login"), "rb") as trace:
+        connection = PGconn.connect_start(conninfo.encode())
+        try:
+            connection.trace(trace.fileno())
+            _await_end(connection, time.monotonic() + timeout_s)
+        except psycopg.Error:
+            return None
+        finally:
+            connection.untrace()
+            connection.finish()
+        trace.seek(0)
+        states = _STATE.findall(trace.read())
+    return states[-1].decode() if states else None
+
+
+def _await_end(connection: PGconn, deadline_s: float) -> None:
+    while (status := connection.connect_poll()) in (PollingStatus.READING, PollingStatus.WRITING):
+        reads = [connection.socket] if status == PollingStatus.READING else []
+        writes = [] if reads else [connection.socket]
+        remaining_s = deadline_s - time.monotonic()
+        if remaining_s <= 0:
+            return
+        select.select(reads, writes, [], remaining_s)
