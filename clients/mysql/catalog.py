@@ -227,6 +227,8 @@ def _read_checks(
 ) -> tuple[CheckConstraint, ...]:
     """Return the CHECK constraints that a client can check before the rows are sent.
 
+    A generated column that may not be null is listed like a CHECK constraint.
+
     A trigger may change a row before its constraints are checked. So no constraint is returned if
     the table has a trigger, or if the user may not see triggers. MariaDB's JSON columns are texts
     with a constraint that checks the syntax. These constraints are always returned.
@@ -243,6 +245,11 @@ def _read_checks(
             " c JOIN information_schema.table_constraints AS t ON c.constraint_schema ="
             " t.constraint_schema AND c.constraint_name = t.constraint_name"
             f" WHERE {_where(name)} AND t.enforced = 'YES'"
+            # MariaDB has no generated column that may not be null.
+            " UNION ALL SELECT CONCAT('of generated column ', column_name),"
+            " CONCAT('((', generation_expression, ') IS NOT NULL)')"
+            f" FROM information_schema.columns WHERE {_where(name)} AND is_nullable = 'NO'"
+            " AND generation_expression <> ''"
         )
     checks: list[CheckConstraint] = []
     for check, shown in ((_text(check), _text(clause)) for check, clause in rows):

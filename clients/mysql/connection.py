@@ -107,11 +107,11 @@ _ROW_REFUSED = frozenset(
 # A column is gone, may not be assigned or is of another kind; the server requires a primary key
 # that the table lacks; a trigger does what it must not. Second line, for CREATE and ALTER: names
 # and keys that are too long, duplicate names, too many columns. Third line: AUTO_INCREMENT has
-# reached the end of its type, in MariaDB and in MySQL.
+# reached the end of its type, in MariaDB and in MySQL; GTIDs forbid what a trigger does.
 _INVALID = frozenset(
     {1054, 1064, 1093, 1109, 1136, 1173, 1235, 1305, 1336, 1356, 1422, 1442, 1906, 3098, 3105, 3750}
     | {1059, 1060, 1070, 1071, 1074, 1102, 1103, 1117, 1166}
-    | {167, 1467}
+    | {167, 1467, 1785, 1786, 1787}
 )
 # Client errors: could not connect, gone, lost. Server errors: it stops, or ends the session.
 _LOST = frozenset({0, 2002, 2003, 2006, 2013, 2014, 2055, 1053, 1077, 1152, 1184, 1927, 3169, 4031})

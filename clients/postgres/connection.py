@@ -1,9 +1,9 @@
 """The endpoints of Postgres databases, and sessions on which every wait has a deadline.
 
-Apart from `replication`, the only module that uses psycopg: it translates its errors into those of
-`sql.session`. It does not rely on session state: settings are `SET LOCAL`, and no statement is
-prepared by name. So a session may go through a pooler that gives each transaction another server
-session.
+Apart from `replication` and `login_states`, the only module that uses psycopg: it translates its
+errors into those of `sql.session`. It does not rely on session state: settings are `SET LOCAL`, and
+no statement is prepared by name. So a session may go through a pooler that gives each transaction
+another server session.
 """
 
 from __future__ import annotations
