@@ -483,6 +483,8 @@ class KafkaReader(SourceReader):
         self._ends.clear()
         self._next[topic, partition] = min(resumed, self._stop[topic, partition])
         self._epochs[topic, partition] = None
+        # A partition whose remaining records are gone is at its stop, and is not opened again.
+        self._open = [item for item in self._open if self._next[item] < self._stop[item]]
         if resumed < offset_next:
             # The end of the topic was cut off, or the topic was replaced. The new position belongs
             # to the topic that exists now.
