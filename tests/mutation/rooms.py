@@ -112,7 +112,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "driver": Room(
             ("core/runtime/driver/*.py",),
             (
-                _SLOT_UNITS,
+                (*_SLOT_UNITS, *_name_units("restart_loop", "source_splits_discovery")),
                 _RUNTIME_SIMULATION,
                 (f"{_UNIT}/runtime",),
                 ("tests/runtime/test_recovery.py", "tests/runtime/test_savepoints.py"),
@@ -141,6 +141,10 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
                     "tests/conformance/test_distinct_counts.py",
                 ),
                 ("tests/conformance/test_state_snapshots.py",),
+                (
+                    "tests/conformance/test_state_evolution.py",
+                    "tests/conformance/test_state_types.py",
+                ),
                 (
                     "tests/conformance/test_state_ttl.py",
                     "tests/conformance/test_state_running_ttl.py",
@@ -181,6 +185,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "file-sink": Room(
             ("sinks/files/*.py",),
             (
+                _name_sink_units("file_publication"),
                 _name_sink_units("file_sink", "refused_commits"),
                 ("tests/integration/test_file_sink.py",),
                 ("tests/integration/test_file_sink_crashes.py",),
@@ -212,6 +217,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "kafka-source": Room(
             ("sources/kafka/*.py",),
             (
+                (f"{_UNIT}/sources/test_kafka_reader.py", f"{_UNIT}/sources/test_kafka_gaps.py"),
                 (f"{_UNIT}/sources",),
                 ("tests/integration/test_kafka_source.py",),
             ),
