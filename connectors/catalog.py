@@ -13,9 +13,12 @@ A program that is not a package calls `SINKS.register("redis", CONNECTOR)`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from onceflow.core.errors import ConfigError, MissingExtra
@@ -31,9 +34,23 @@ T = TypeVar("T")
 
 
 def _list_installed(group: str) -> Iterable[EntryPoint]:
+    return _read_entry_points(group, tuple((path, _find_change_ns(path)) for path in sys.path))
+
+
+@lru_cache(maxsize=8)
+def _read_entry_points(group: str, _folders: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of `group`. Reads a file of each distribution in `_folders`."""
     from importlib.metadata import entry_points
 
-    return entry_points(group=group)
+    return tuple(entry_points(group=group))
+
+
+def _find_change_ns(folder: str) -> int:
+    """Return the time at which a folder last got or lost an entry; 0 if it does not exist."""
+    try:
+        return Path(folder).stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @dataclass(slots=True)

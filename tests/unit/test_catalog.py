@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -71,6 +72,19 @@ def test_a_program_s_connector_is_found_as_a_package_s_is() -> None:
     catalog.register("http", OURS)
     assert catalog.find_by_url("http://host/rows") is OURS
     assert catalog.names() == ("http", "redis")
+
+
+def test_a_package_that_is_installed_while_the_program_runs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(tmp_path, (0, 0))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "acme" not in SINKS.names()
+    folder = tmp_path / "acme-1.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.2\n")
+    (folder / "entry_points.txt").write_text(f"[{GROUP}]\nacme = {HERE}\n")
+    assert SINKS.find("acme") is OURS
 
 
 def test_a_name_that_is_taken_is_not_given_away() -> None:
