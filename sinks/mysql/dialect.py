@@ -189,6 +189,16 @@ class MySQLDialect(Dialect):
         )
 
     @override
+    def list_namesakes(self, session: Session, name: TableName) -> Sequence[TableName]:
+        database = "DATABASE()" if name.schema is None else catalog.literal(name.schema)
+        rows = session.query(
+            "SELECT table_name FROM information_schema.tables"
+            f" WHERE lower(table_name) = lower({catalog.literal(name.name)})"
+            f" AND table_schema = {database} AND table_type = 'BASE TABLE' ORDER BY 1 LIMIT 3"
+        )
+        return [TableName(name.schema, str(table)) for (table,) in rows]
+
+    @override
     def executor(self, session: Session, mode: WriteMode, key: Sequence[str]) -> MySQLDmlExecutor:
         return MySQLDmlExecutor(mode, key, local_infile=own(session).loads)
 

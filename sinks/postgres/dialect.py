@@ -140,6 +140,17 @@ class PostgresDialect(Dialect):
         return bool(session.query(f"SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = {name}"))
 
     @override
+    def list_namesakes(self, session: Session, name: TableName) -> Sequence[TableName]:
+        rows = session.query(
+            "SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c"
+            " JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace"
+            f" WHERE lower(c.relname) = lower({catalog.literal(name.name)})"
+            " AND c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%'"
+            " ORDER BY 1, 2 LIMIT 3"
+        )
+        return [TableName(str(schema), str(table)) for schema, table in rows]
+
+    @override
     def cascades_of(self, session: Session, name: TableName) -> Sequence[str]:
         table = catalog.literal(self.identifier(name))
         rows = session.query(

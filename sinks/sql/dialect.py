@@ -341,6 +341,11 @@ class Dialect(ABC):
     def has_schema(self, session: Session, schema: str | None) -> bool:
         """Return True if `schema` exists. None and empty stand for the server's default schema."""
 
+    def list_namesakes(self, session: Session, name: TableName) -> Sequence[TableName]:
+        """Return a few tables whose names differ from `name` only in the schema or in case."""
+        del session, name
+        return ()
+
     # -- rows --------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -126,7 +126,7 @@ class _Preflight:
         table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
-                raise table_resolver.missing(settings, settings.table, schema)
+                raise table_resolver.missing(settings, session, settings.table, schema)
             return
         self._check_known_columns(table, schema)
 
@@ -246,7 +246,7 @@ class _Preflight:
         table = self._dialect.find_table(session, settings.table)
         if table is None:
             if not settings.create:
-                raise table_resolver.missing(settings, settings.table, schema)
+                raise table_resolver.missing(settings, session, settings.table, schema)
             self._require_nothing_prepared()
             table = table_resolver.create_table(
                 settings, session, settings.table, schema, settings.rules

@@ -255,7 +255,7 @@ class TableResolver:
         dialect = self._settings.dialect
         table = dialect.find_table(self._open_session(), name)
         if table is None:
-            raise missing(self._settings, name, self._schema)
+            raise missing(self._settings, self._open_session(), name, self._schema)
         return Target(table, match_key_columns(dialect, table, self._schema))
 
     def _find_or_create(self, name: TableName) -> Target:
@@ -273,7 +273,7 @@ class TableResolver:
             with self._altering_session("onceflow adds columns") as own:
                 table = add_columns(settings, own, table, self._schema, self._rules)
         if table is None:
-            raise missing(settings, name, self._schema)
+            raise missing(settings, self._open_session(), name, self._schema)
         require_writable(table)
         fits = match_columns(dialect, table, self._schema, self._rules)
         return Target(table, fits, *self._find_references(table.name))
@@ -384,16 +384,22 @@ def _require_no_new_values(target: Target, columns: Mapping[str, ColumnFacts], a
             )
 
 
-def missing(settings: SqlSettings, name: TableName, schema: pa.Schema) -> ConfigError:
-    """Return the error that says how to create the table."""
+def missing(
+    settings: SqlSettings, session: Session, name: TableName, schema: pa.Schema
+) -> ConfigError:
+    """Return the error that says how to create the table, or which tables have a similar name."""
     rules = settings.rules
     key = rules.primary_key if set(rules.primary_key) <= set(schema.names) else ()
     columns = pa.schema([field for field in schema if field.name not in rules.control_columns])
     from onceflow.sinks.sql.ddl import creation
 
+    others = " and ".join(
+        repr(str(each)) for each in settings.dialect.list_namesakes(session, name)
+    )
     return ConfigError(
-        f"table {name} {settings.dialect.absence} in {settings.endpoint}. Pass create=True, or "
-        f"run: {creation(settings.dialect, name, columns, key)}"
+        f"table {name} {settings.dialect.absence} in {settings.endpoint}. "
+        + (f"There is {others}: pass it as table=. Or pass" if others else "Pass")
+        + f" create=True, or run: {creation(settings.dialect, name, columns, key)}"
     )
 
 

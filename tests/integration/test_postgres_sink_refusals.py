@@ -450,3 +450,12 @@ def test_code_of_a_refused_start_counts_whatever_language_its_text_has(
     with pytest.raises(errors.OnceflowError, match="lehnt die Verbindung ab") as refused:
         sink_of("postgresql://app@db.invalid/shop").endpoint.connect("a test")
     assert type(refused.value) is kind
+
+
+def test_a_table_outside_of_the_search_path_is_named(postgres_database: str) -> None:
+    query(postgres_database, "CREATE SCHEMA bank", "CREATE TABLE bank.t (id bigint)")
+    with (
+        Job(sink_of(postgres_database), schema=SCHEMA) as job,
+        pytest.raises(errors.ConfigError, match=r"There is 'bank\.t': pass it as table="),
+    ):
+        job.check()

@@ -347,6 +347,14 @@ def test_missing_table_is_answered_with_the_statement_that_creates_it(database: 
     assert database.ids_in() == [1]
 
 
+def test_missing_table_is_answered_with_a_table_whose_name_differs_in_case(
+    database: Database,
+) -> None:
+    database.query(f"CREATE TABLE {database.quoted('Ledger')} (id bigint PRIMARY KEY)")
+    text = _refused(database.sink(table="ledger"))
+    assert "Ledger': pass it as table=. Or pass create=True" in text
+
+
 def test_table_is_created_once_and_kept(database: Database, dialect: _Dialect) -> None:
     with database.job(table="ledger", create=True, primary_key=("id", "account")) as job:
         job.check().committer().commit(job.prepare(1, [1]))
