@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import IO
 
 import msgspec
 import pytest
 from typing_extensions import override
 
-from onceflow.core.errors import SinkError, StorageError
+from onceflow.core.errors import SettingsRefused, SinkError, StorageError
 from onceflow.core.protocol.committables import (
     Aborted,
     AlreadyCommitted,
     Committed,
     Lost,
 )
-from onceflow.core.protocol.ids import AttemptId, TransactionId
+from onceflow.core.protocol.ids import AttemptId, CheckpointId, TransactionId
 from onceflow.core.storage.filesystems import filesystem
 from onceflow.core.storage.memory_storage import MemoryFiles
 from onceflow.sinks.files.layout import SinkPaths, name_of
@@ -30,7 +31,9 @@ from onceflow.sinks.files.publication import (
     Publication,
     PublicationBegun,
     TransactionManifest,
+    list_committed_files,
     publication,
+    sink_errors,
 )
 
 PATHS = SinkPaths("job.rows")
@@ -380,6 +383,7 @@ def _refuse(text: str, begin: str) -> None:
     [
         {"staged": "elsewhere/1-0-aa-0"},
         {"path": f"{PATHS.committed}/x"},
+        {"path": f"{PATHS.committed}/{PATHS.part(NAME, 0, TOKEN, 'parquet')}"},
         {"path": f"day=1/{PATHS.part(replace(NAME, checkpoint=8), 0, TOKEN, 'parquet')}"},
         {"path": f"../{PATHS.part(NAME, 0, TOKEN, 'parquet')}"},
     ],
@@ -405,3 +409,44 @@ def test_a_manifest_with_names_that_no_writer_gives_publishes_and_deletes_nothin
             MemoryFiles.delete(files, f"{PATHS.aborting}/{name_of(NAME)}")
     assert len(files.names("open")) == 2
     assert files.content() == {}
+
+
+def test_a_storage_error_says_whether_it_may_pass() -> None:
+    with pytest.raises(SettingsRefused, match="no right"), sink_errors():
+        raise filesystem.StorageRefused("no right")
+    with pytest.raises(SinkError, match="no answer") as caught, sink_errors():
+        raise StorageError("no answer")
+    assert type(caught.value) is SinkError
+
+
+# --- the files of whole transactions -------------------------------------------------------------
+
+
+def test_only_files_of_whole_transactions_and_checkpoints_are_listed(tmp_path: Path) -> None:
+    def add(path: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"")
+
+    def part(checkpoint: int, subtask: int = 0) -> str:
+        return PATHS.part(replace(NAME, checkpoint=checkpoint, subtask=subtask), 0, TOKEN, "csv")
+
+    for checkpoint in (2, 4, 5, 6, 7):
+        add(f"day=1/{part(checkpoint)}")
+    add(part(6, 1))
+    add(part(6, 2))
+    for checkpoint, subtask in ((5, 0), (6, 0), (6, 1)):
+        committed = replace(NAME, checkpoint=checkpoint, subtask=subtask)
+        add(f"{PATHS.committed}/{name_of(committed)}")
+    add("day=1/of-another.csv")
+    add(f"day=1/{SinkPaths('other').part(NAME, 0, TOKEN, 'csv')}")
+    # The highest mark counts. Checkpoints before it are whole in all subtasks.
+    for mark in (3, 5):
+        add(PATHS.name_pruned_mark(CheckpointId(mark)))
+    add(f"{PATHS.pruned}/no-mark")
+    listed = list_committed_files(str(tmp_path), "job.rows")
+    whole = [f"day=1/{part(2)}", f"day=1/{part(4)}"]
+    proven = [f"day=1/{part(5)}", f"day=1/{part(6)}", part(6, 1)]
+    assert listed.paths() == whole + proven
+    assert listed.whole_before == 5
+    assert listed.paths_of_whole_checkpoints() == whole
+    assert list_committed_files(str(tmp_path), "none").paths() == []
