@@ -32,8 +32,8 @@ class KafkaDouble:
     def _producer(self, config: Mapping[str, Any]) -> Producer:
         return Producer(self, config["transactional.id"])
 
-    def _consumer(self, config: Mapping[str, Any]) -> _Consumer:
-        return _Consumer(self, config["group.id"])
+    def _consumer(self, config: Mapping[str, Any]) -> Consumer:
+        return Consumer(self, config["group.id"])
 
 
 def _lose(*, lost: bool) -> None:
@@ -98,7 +98,9 @@ class Producer:
         return self._broker.calls.next()
 
 
-class _Consumer:
+class Consumer:
+    """A reader of the offsets of one group."""
+
     def __init__(self, broker: KafkaDouble, group: str) -> None:
         self._broker = broker
         self._group = group
