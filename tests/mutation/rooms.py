@@ -132,6 +132,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "state": Room(
             ("core/state/**/*.py",),
             (
+                (f"{_UNIT}/state/heap", f"{_UNIT}/state/test_expiring_states.py"),
                 (f"{_UNIT}/state",),
                 ("tests/conformance/test_state_backends_conform.py",),
                 ("tests/conformance/test_state_batches.py",),
@@ -194,7 +195,7 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "kafka-sink": Room(
             ("sinks/kafka/*.py",),
             (
-                _name_sink_units("kafka_momentary", "kafka_commit", "kafka_sink"),
+                _name_sink_units("kafka_momentary", "kafka_commit", "kafka_sink", "kafka_fence"),
                 _name_sink_units("kafka"),
                 (
                     "tests/integration/test_kafka_early_commits.py",
