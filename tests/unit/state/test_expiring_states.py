@@ -9,20 +9,26 @@ from typing import Any
 import pytest
 from tests.unit.state.state_storage_doubles import MemoryStorage
 
+from onceflow.core.errors import StateIncompatible
+from onceflow.core.protocol.ids import CheckpointId
+from onceflow.core.protocol.watermarks import NO_WATERMARK
 from onceflow.core.state import (
+    HeapBackend,
     KeyedStates,
+    KeyedStateStore,
     ListState,
     ListStateDescriptor,
     MapState,
     MapStateDescriptor,
     StateContext,
+    StateHandle,
     StateTtlConfig,
     ValueState,
     ValueStateDescriptor,
 )
 from onceflow.core.state.api.context import StateClock
 from onceflow.core.state.heap.store import HeapStore
-from onceflow.core.state.states.timers import TimerQueue
+from onceflow.core.state.states.timers import TimerQueue, Timers
 
 ON_READ = StateTtlConfig(10, update="on_read_and_write")
 SEEN = StateTtlConfig(10, visibility="return_expired_if_not_cleaned_up")
@@ -130,6 +136,58 @@ def test_a_use_that_another_machine_saw_later_is_not_set_back(expiring: Any) -> 
     assert states.value.get() == 1
     states.now_s += 14
     assert states.value.get() == 1
+
+
+@pytest.mark.parametrize("incremental", [True, False])
+def test_values_that_expire_are_restored_under_a_wider_type(
+    tmp_path: Path, incremental: bool
+) -> None:
+    """A whole number that a float cannot hold is refused, and no value is rounded."""
+    storage, ttl, now_s = MemoryStorage(), StateTtlConfig(10), 1_000.0
+
+    def open_store(*handles: StateHandle) -> tuple[KeyedStateStore, KeyedStates]:
+        context = StateContext("op", 0, range(128), 128, tmp_path)
+        store = HeapBackend(incremental=incremental).open(context, handles, storage)
+        return store, KeyedStates(store, StateClock(lambda: now_s))
+
+    for number, fits in ((7, True), (2**53 + 1, False)):
+        store, states = open_store()
+        store.set_current_key("a")
+        states.value_state(ValueStateDescriptor[int]("value", int, ttl=ttl)).set(number)
+        handles = store.snapshot(CheckpointId(1)).upload(storage)
+        restored, states = open_store(*handles)
+        wider = ValueStateDescriptor[float]("value", float, ttl=ttl)
+        if fits:
+            value = states.value_state(wider)
+            restored.set_current_key("a")
+            assert value.get() == 7.0
+        else:
+            with pytest.raises(StateIncompatible):
+                states.value_state(wider)
+
+
+def test_timers_of_each_domain_fire_once_until_they_are_deleted(tmp_path: Path) -> None:
+    store = HeapStore.open(StateContext("op", 0, range(128), 128, tmp_path), (), MemoryStorage())
+    timers = Timers(store, StateClock(lambda: 1_000.0))
+    assert timers.current_watermark() == NO_WATERMARK
+    for key in "ab":
+        store.set_current_key(key)
+        for at_ms in (10, 20, 20, 30):
+            timers.register_event_time_timer(at_ms)
+            timers.register_processing_time_timer(at_ms + 1)
+    timers.delete_event_time_timer(20)
+    timers.delete_processing_time_timer(11)
+    assert (timers.event.next_ms, timers.processing.next_ms) == (10, 11)
+    fired = [(timer.key, timer.at_ms, timer.domain) for timer in timers.event.fire_due(20)]
+    assert fired == [("a", 10, "event"), ("b", 10, "event"), ("a", 20, "event")]
+    assert timers.event.fired_ms == 20
+    fired = [(timer.key, timer.at_ms, timer.domain) for timer in timers.processing.fire_due(21)]
+    assert fired == [(key, at_ms, "processing") for key, at_ms in (("a", 11), ("a", 21), ("b", 21))]
+    assert timers.processing.fired_ms == 21
+    assert list(timers.event.fire_due(20)) == []
+    # A restore finds the timers that are left.
+    again = Timers(store, StateClock(lambda: 1_000.0))
+    assert [timer.key for timer in again.event.fire_due(30)] == ["a", "b"]
 
 
 def test_timers_are_taken_in_order_and_no_earlier_than_they_are_due() -> None:
