@@ -12,7 +12,9 @@ import select
 import time
 
 import psycopg
-from psycopg.pq import PGconn, PollingStatus
+from psycopg import pq
+from psycopg.pq import PollingStatus
+from psycopg.pq.abc import PGconn
 
 _STATE = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
 
@@ -26,7 +28,7 @@ def find_login_state(conninfo: str, timeout_s: float) -> str | None:
     if not hasattr(os, "memfd_create"):
         return None
     with os.fdopen(os.memfd_create("onceflow login"), "rb") as trace:
-        connection = PGconn.connect_start(conninfo.encode())
+        connection = pq.PGconn.connect_start(conninfo.encode())
         try:
             connection.trace(trace.fileno())
             _await_end(connection, time.monotonic() + timeout_s)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import pyarrow as pa
 from confluent_kafka import Message
@@ -77,7 +77,12 @@ class ProtobufDecoder(RegistryDecoder):
         }
         """The messages of each schema by id, or the reason why there are none."""
         # Use one message object for all values: a new object for each value doubles the time.
-        self._message = class_of(message_with_numbers(schema.descriptors, described))()
+        message_class = class_of(message_with_numbers(schema.descriptors, described))
+        self._message = message_class()
+        # Of the class, because a field may have the name of the method.
+        self._parse: Callable[[bytes], object] = partial(
+            message_class.ParseFromString, self._message
+        )
         self._errors = (ValueError, decode_error())
         self._fitting, self._written = fitting_of(described, columns)
         self._row = _make_row_reader(described, self._written)
@@ -124,9 +129,7 @@ class ProtobufDecoder(RegistryDecoder):
         self, values: Sequence[bytes | None], faults: Faults
     ) -> tuple[Sequence[int], list[tuple[Any, ...]]]:
         """Return the indices and fields of the readable `values`. Add the others to `faults`."""
-        message, row = self._message, self._row
-        # Of the class, because a field may have the name of the method.
-        parse = partial(type(message).ParseFromString, message)
+        message, parse, row = self._message, self._parse, self._row
         rows: list[tuple[Any, ...]] = []
         # Usually all values begin with the same bytes. Then the header is checked once, and each
         # message follows the header.
@@ -306,9 +309,13 @@ def _make_value_reader(field: FieldDescriptor, kind: pa.DataType) -> _Value:
     if not is_nullable(field):
         return get if read is _same else lambda message: read(get(message))
     name = field.name
-    # Without HasField an absent field would be read as its default. The message may have a field
-    # with the name of the method.
-    return lambda message: read(get(message)) if type(message).HasField(message, name) else None
+    # Without HasField an absent field would be read as its default.
+    return lambda message: read(get(message)) if _has_field(message, name) else None
+
+
+def _has_field(message: Any, name: str) -> bool:
+    # Of the class, because a field may have the name of the method.
+    return bool(cast("Any", type(message)).HasField(message, name))
 
 
 def _same(value: Any) -> Any:

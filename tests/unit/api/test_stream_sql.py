@@ -258,6 +258,6 @@ def test_seconds_become_times_by_the_advised_calls(kind: pa.DataType, cast: str)
     schema = pa.schema([("n", kind)])
     sql = StreamSql(f"SELECT {cast} AS t FROM stream", schema)
     assert sql.resolve_schema().names == ["t"]
-    rows = pa.record_batch([pa.array([90]).cast(kind)], schema)
+    rows = pa.record_batch([pa.array([90]).cast(kind)], schema=schema)
     (found,) = sql.apply(rows)
     assert found["t"].cast(pa.timestamp("s")).cast(pa.int64()).to_pylist() == [90]
