@@ -18,7 +18,6 @@ import errno
 import os
 import secrets
 import socket
-import ssl
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ from onceflow.core.runtime.driver import web_page
 from onceflow.core.runtime.driver.http_server import HttpServer, Request, Response
 from onceflow.core.runtime.driver.job_api import DEADLINE_HEADER, INSTANCE_HEADER
 from onceflow.core.runtime.driver.web_page import has_token
+from onceflow.core.server_tls import load_server_tls
 from onceflow.core.settings.pipeline_settings import Endpoint
 
 _JOBS = "/v1/jobs"
@@ -197,9 +197,8 @@ def _listen(endpoint: Endpoint, api: JobsApi) -> HttpServer:
     context = None
     try:
         if endpoint.tls is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(endpoint.tls.certificate, endpoint.tls.key)
-    except (OSError, ssl.SSLError) as error:
+            context = load_server_tls(endpoint.tls.certificate, endpoint.tls.key)
+    except OSError as error:
         raise ConfigError(f"--certificate and --key cannot be used: {error}") from error
     try:
         return HttpServer(host, port, api, context)

@@ -23,6 +23,7 @@ from onceflow.core.errors import ConfigError
 from onceflow.core.runtime.driver.http_server import HttpServer
 from onceflow.core.runtime.driver.job_api import ControlledJob, JobApi
 from onceflow.core.runtime.events.listeners import JobListener
+from onceflow.core.server_tls import load_server_tls
 from onceflow.core.settings.pipeline_settings import Endpoint
 from onceflow.core.storage.log.driver_files import (
     EXPECTED_FORM,
@@ -117,9 +118,7 @@ class EndpointServer:
     def _tls(self) -> ssl.SSLContext | None:
         if (files := self._settings.tls) is None:
             return None
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(files.certificate, files.key)
-        return context
+        return load_server_tls(files.certificate, files.key)
 
     def _names(self) -> set[str]:
         settings = self._settings
