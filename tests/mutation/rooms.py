@@ -208,7 +208,8 @@ ROOMS: Mapping[str, Room] = MappingProxyType(
         "lake-sinks": Room(
             ("sinks/lake/*.py", "sinks/iceberg/*.py", "sinks/delta/*.py"),
             (
-                _name_sink_units("lake_commits", "lake_refused", "lake_columns"),
+                _name_sink_units("lake_commits", "delta_table", "iceberg_table"),
+                _name_sink_units("lake"),
                 (
                     "tests/integration/test_lake_sinks.py",
                     "tests/integration/test_lake_upserts.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -118,3 +119,33 @@ def test_files_of_a_table_that_was_replaced_are_not_those_of_the_new_one(tmp_pat
     with job.open_table() as table:
         assert not table.load().refers_to(staged)
         assert job.replaced in table.load().find_loss([staged])
+
+
+def test_a_history_that_was_cut_is_no_loss_though_a_tag_keeps_the_last_commit(
+    tmp_path: Path,
+) -> None:
+    job = IcebergJob(tmp_path).open()
+    assert isinstance(job.commit(1, job.prepare(1, one(1))), Committed)
+    with job.table() as table:
+        kept = table.current_snapshot()
+        assert kept is not None
+        table.manage_snapshots().create_tag(kept.snapshot_id, "kept").commit()
+    job.append(one(2))
+    job.append(one(3))
+    with job.table() as table:
+        table.maintenance.expire_snapshots().older_than(datetime.now(timezone.utc)).commit()
+        assert len(table.refresh().snapshots()) == 2
+    with job.open_table() as opened:
+        assert opened.load().damage == ""
+
+
+def test_a_file_that_replaces_rows_has_the_name_of_its_checkpoint(tmp_path: Path) -> None:
+    """By their names, files that are left behind are told from those of later checkpoints."""
+    job = IcebergJob(tmp_path, write_mode="upsert", primary_key=("id",)).open()
+    for checkpoint in (1, 2):
+        before = set(job.data_files())
+        outcome = job.commit(checkpoint, job.prepare(checkpoint, one(7)))
+        assert isinstance(outcome, Committed)
+        written = {path.name for path in set(job.data_files()) - before}
+        assert written
+        assert all(f"-1-{checkpoint}-0-" in name for name in written), written
