@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 from demo.driver import write_status
 from pyspark.sql import SparkSession
 from tests.chaos.broken_sink import ForgetsCommits
-from tests.chaos.schedule import PARALLELISM_MAX, Backend, Graph, SinkKind
+from tests.chaos.schedule import PARALLELISM_MAX, Backend, Graph, SinkKind, TopicGraph
 from tests.support.failing_once import FailingOnceStorage
 from tests.support.standalone import SPARK_JVM
 from typing_extensions import assert_never
@@ -46,12 +46,14 @@ from onceflow.core.spi import Sink
 from onceflow.core.traces import VARIABLE as TRACES_VARIABLE
 from onceflow.integration.workload import PAYMENT_SCHEMA
 from onceflow.sinks import FileSink, IcebergSink, KafkaSink, MySQLSink, PostgresSink
-from onceflow.sources import KafkaSource
+from onceflow.sources import KafkaSource, PostgresChanges
 
 _Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
 _CommitMode: TypeAlias = Literal["auto", "two_phase", "ledger"]
 
 JOB = "chaos"
+TABLE = "original"
+"""The table whose changes a job reads."""
 WINDOW_MS = 500
 JOIN_WITHIN_MS = 200
 HEARTBEAT_TIMEOUT_S = 4.0
@@ -88,6 +90,8 @@ class JobSpec:
     graph: Graph
     bootstrap_servers: str
     topics: tuple[str, ...]
+    source_url: str
+    """The database of the table whose changes are read, or empty if the job reads topics."""
     sinks: tuple[SinkSpec, ...]
     storage: str
     failing_calls: str
@@ -147,12 +151,29 @@ def build(spec: JobSpec, cluster: LocalProcesses | SparkSession) -> Pipeline:
             scratch_dir=spec.scratch,
         ),
     )
+    if spec.graph == "changes":
+        changes = _read_changes(pipeline, spec)
+        for number, sink in enumerate(spec.sinks):
+            changes.write(_make_sink(sink, spec), uid=f"sink-{number}")
+        return pipeline
     sources = [_read(pipeline, spec, topic) for topic in spec.topics]
     for number, (sink, make_stream) in enumerate(
         zip(spec.sinks, _streams(spec.graph, sources), strict=False)
     ):
         make_stream().write(_make_sink(sink, spec), uid=f"sink-{number}")
     return pipeline
+
+
+def _read_changes(pipeline: Pipeline, spec: JobSpec) -> Stream:
+    source = PostgresChanges(
+        spec.source_url,
+        table=TABLE,
+        schema="id BIGINT, account STRING, amount BIGINT, ts BIGINT",
+        slot=f"onceflow_{spec.sinks[0].target}",
+        chunk_rows=50,
+        batch_rows=100,
+    )
+    return pipeline.read(source, uid=f"read-{TABLE}")
 
 
 def _read(pipeline: Pipeline, spec: JobSpec, topic: str) -> Stream:
@@ -167,7 +188,7 @@ def _read(pipeline: Pipeline, spec: JobSpec, topic: str) -> Stream:
     return pipeline.read(source, uid=f"read-{topic}", watermarks=WatermarkStrategy("ts"))
 
 
-def _streams(graph: Graph, sources: Sequence[Stream]) -> Sequence[Callable[[], Stream]]:
+def _streams(graph: TopicGraph, sources: Sequence[Stream]) -> Sequence[Callable[[], Stream]]:
     """Return what makes the stream of each sink. `tests.chaos.model` says what comes out."""
     first, second = sources[0], sources[-1]
     match graph:
@@ -240,6 +261,7 @@ def _make_sink(sink: SinkSpec, spec: JobSpec) -> Sink:
                 commit_mode=_commit_mode(sink.kind, spec),
                 # At least once: rows are committed as they come.
                 flush_rows=1 if spec.at_least_once else 10_000,
+                **_choose_mode(spec.graph),
             )
             return ForgetsCommits(made) if spec.broken else made
         case SinkKind.MYSQL | SinkKind.MYSQL_LEDGER:
@@ -249,6 +271,7 @@ def _make_sink(sink: SinkSpec, spec: JobSpec) -> Sink:
                 create=True,
                 delivery=delivery,
                 commit_mode=_commit_mode(sink.kind, spec),
+                **_choose_mode(spec.graph),
             )
         case SinkKind.KAFKA:
             return KafkaSink(sink.address, topic=sink.target, key="account", delivery=delivery)
@@ -258,6 +281,13 @@ def _make_sink(sink: SinkSpec, spec: JobSpec) -> Sink:
             return IcebergSink(sink.target, catalog=describe_catalog(sink.address), create=True)
         case _:
             assert_never(sink.kind)
+
+
+def _choose_mode(graph: Graph) -> dict[str, Any]:
+    """Return the settings by which a table becomes a copy of the one whose changes are read."""
+    if graph != "changes":
+        return {}
+    return {"write_mode": "upsert", "primary_key": ("id",), "operation_column": "_op"}
 
 
 def _commit_mode(kind: SinkKind, spec: JobSpec) -> _CommitMode:

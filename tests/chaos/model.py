@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tests.chaos.schedule import Graph
+from tests.chaos.schedule import TopicGraph
 from typing_extensions import assert_never
 
 Row: TypeAlias = tuple[object, ...]
@@ -27,6 +27,16 @@ class Record:
     account: str
     amount: int
     ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the table, in the order in which they were made."""
+
+    operation: str
+    """`r` for a row that was there before the job, `c`, `u` or `d`."""
+    record: Record
+    """The row after the change, or before it if it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +67,7 @@ class Difference:
         return not (self.missing or self.doubled or self.unexpected)
 
 
-def expect(graph: Graph, topics: Sequence[Sequence[Record]]) -> tuple[Expected, Expected]:
+def expect(graph: TopicGraph, topics: Sequence[Sequence[Record]]) -> tuple[Expected, Expected]:
     """Return the content of the first and of the second sink.
 
     The records of an account are in one partition of their topic, in the order of `topics`.
@@ -76,6 +86,22 @@ def expect(graph: Graph, topics: Sequence[Sequence[Record]]) -> tuple[Expected, 
             return _join(first, second, is_outer=True), _aggregate_windows(second)
         case _:
             assert_never(graph)
+
+
+def expect_copy(changes: Sequence[Change]) -> tuple[Expected, Expected]:
+    """Return the content of the first sink, a copy of the table, and of the second, each change."""
+    table: dict[int, Record] = {}
+    each = Counter[Row]()
+    for change in changes:
+        row = change.record
+        each[change.operation, row.id, row.account, row.amount, row.ts] += 1
+        if change.operation == "d":
+            del table[row.id]
+        else:
+            table[row.id] = row
+    copy = Counter[Row]((row.id, row.account, row.amount, row.ts) for row in table.values())
+    columns = ("id", "account", "amount", "ts")
+    return Expected(columns, copy), Expected(("_op", *columns), each)
 
 
 def compare(expected: Expected, found: Counter[Row]) -> Difference:

@@ -23,6 +23,30 @@ _THINNING_S = 20.0
 _FLUSH_TIMEOUT_S = 90.0
 
 
+class Pace:
+    """The pace of an input: an even flow that thins out, and never ends while there are faults.
+
+    So rows are on their way at each fault, however long the job takes to recover.
+    """
+
+    def __init__(self, producing_s: float) -> None:
+        """Thin out after `producing_s` seconds."""
+        self._producing_s = producing_s
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        """Let all the rest come at once: the faults are over."""
+        self._released.set()
+
+    def find_due_part(self, elapsed_s: float) -> float:
+        """Return the part of the input that is due."""
+        if self._released.is_set():
+            return 1.0
+        even = min(1.0, elapsed_s / self._producing_s) * _EVEN_PART
+        late_s = max(0.0, elapsed_s - self._producing_s)
+        return even + _THINNING_PART * (1 - math.exp(-late_s / _THINNING_S))
+
+
 @dataclass(frozen=True, slots=True)
 class _Stream:
     """The records of one topic, with the partition of each: all records of an account share it."""
@@ -34,14 +58,16 @@ class _Stream:
 class Producing:
     """Produces on a thread of its own; a context manager that waits for no record at its end."""
 
-    def __init__(self, schedule: Schedule, bootstrap_servers: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, schedule: Schedule, bootstrap_servers: str, topics: Sequence[str], pace: Pace
+    ) -> None:
         """Describe it. Entering the context begins."""
         self._schedule = schedule
+        self._pace = pace
         self._streams = [
             _Stream(topic, _draw_records(schedule, number)) for number, topic in enumerate(topics)
         ]
         self._abandoned = threading.Event()
-        self._released = threading.Event()
         self._error: KafkaError | None = None
         self._producer = Producer(
             {
@@ -68,10 +94,6 @@ class Producing:
         self._result.result()
         return True
 
-    def release(self) -> None:
-        """Let the remaining records come at once: the faults are over."""
-        self._released.set()
-
     def __enter__(self) -> Self:
         self._result = self._pool.submit(self._run)
         return self
@@ -89,7 +111,7 @@ class Producing:
         began = time.monotonic()
         sent = 0
         while sent < self._schedule.records and not self._abandoned.wait(_STEP_S):
-            due = int(self._schedule.records * self._find_due_part(time.monotonic() - began))
+            due = int(self._schedule.records * self._pace.find_due_part(time.monotonic() - began))
             for stream in self._streams:
                 for partition, record in stream.records[sent:due]:
                     self._producer.produce(stream.topic, record, partition=partition)
@@ -101,18 +123,6 @@ class Producing:
                 raise ProduceError(f"{left} records were not acknowledged in {_FLUSH_TIMEOUT_S} s")
         if self._error is not None:
             raise ProduceError(f"the broker refused a record: {self._error}")
-
-    def _find_due_part(self, elapsed_s: float) -> float:
-        """Return the part of the records that is due: a flow that thins out and never ends.
-
-        So rows are on their way at each fault, however long the job takes to recover.
-        """
-        if self._released.is_set():
-            return 1.0
-        producing_s = self._schedule.producing_s
-        even = min(1.0, elapsed_s / producing_s) * _EVEN_PART
-        late_s = max(0.0, elapsed_s - producing_s)
-        return even + _THINNING_PART * (1 - math.exp(-late_s / _THINNING_S))
 
     def _note_refusal(self, error: KafkaError | None, _message: object) -> None:
         self._error = self._error or error

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from psycopg import sql
 from pyiceberg.catalog import load_catalog
 from tests.chaos.job import SinkSpec, describe_catalog
-from tests.chaos.model import Record, Row
+from tests.chaos.model import Change, Record, Row
 from tests.chaos.schedule import SinkKind
 from typing_extensions import assert_never
 
@@ -38,6 +38,32 @@ def read_records(bootstrap_servers: str, topic: str) -> list[Record]:
         Record(**json.loads(message.value() or b""))
         for message in _read_topic(bootstrap_servers, topic)
     ]
+
+
+def read_changes(url: str) -> list[Change]:
+    """Return the committed changes of the table in the database `url`, in their order.
+
+    Rows that were deleted have the `ts` that they had before.
+    """
+    changes: list[Change] = []
+    rows: dict[int, Record] = {}
+    query = "SELECT operation, id, account, amount, ts FROM journal ORDER BY ts"
+    with psycopg.connect(url) as connection:
+        for operation, *values in connection.execute(query):
+            row = Record(*values)
+            changes.append(Change(operation, rows[row.id] if operation == "d" else row))
+            rows[row.id] = row
+    return changes
+
+
+def count_rows(sink: SinkSpec) -> int:
+    """Return the number of rows in the table of a database."""
+    return read_rows(sink, ("id",)).total()
+
+
+def holds_id(sink: SinkSpec, number: int) -> bool:
+    """Return whether the table of a database holds a row with this id."""
+    return (number,) in read_rows(sink, ("id",))
 
 
 def read_rows(sink: SinkSpec, columns: tuple[str, ...]) -> Counter[Row]:

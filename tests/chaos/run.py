@@ -13,15 +13,15 @@ from functools import partial
 from pathlib import Path
 
 from demo.run import transactions_with_staged_rows
-from demo.targets import observe_committed_records
+from tests.chaos.changes import drop_slots
 from tests.chaos.disks import mount_disks
 from tests.chaos.drivers import ChaosDriver, Drivers
 from tests.chaos.hosts import start_hosts
-from tests.chaos.job import JOB, JobSpec, group_of
+from tests.chaos.inputs import open_input
+from tests.chaos.job import JOB, JobSpec
 from tests.chaos.machine import NO_ABILITIES, Machine
-from tests.chaos.model import Difference, compare, expect
-from tests.chaos.producer import Producing
-from tests.chaos.readers import count_in_doubt, read_records, read_rows
+from tests.chaos.model import Difference, Expected, compare, expect, expect_copy
+from tests.chaos.readers import count_in_doubt, read_changes, read_records, read_rows
 from tests.chaos.schedule import Schedule, SinkKind
 from tests.chaos.servers import Servers
 from tests.chaos.strikes import Faults, Strike
@@ -169,6 +169,8 @@ class ScheduleRun:
         if self._schedule.needs_disks:
             stack.enter_context(mount_disks(self._directory))
         spec = self._servers.prepare(self._schedule, self._name, self._directory)
+        if spec.source_url:
+            stack.callback(drop_slots, spec.source_url)
         hosts = None
         prefix: tuple[str, ...] = ()
         environment = self._environment()
@@ -229,20 +231,7 @@ class ScheduleRun:
             _START_DEADLINE_S,
             partial(_has_checkpoint, drivers),
         )
-        topics = [(topic, self._schedule.partitions) for topic in spec.topics]
-        total = self._schedule.records * len(topics)
-        with ExitStack() as stack:
-            committed = [
-                stack.enter_context(
-                    observe_committed_records(
-                        spec.bootstrap_servers, group_of(topic), topic, partitions
-                    )
-                )
-                for topic, partitions in topics
-            ]
-            producing = stack.enter_context(
-                Producing(self._schedule, spec.bootstrap_servers, spec.topics)
-            )
+        with open_input(self._schedule, spec) as given:
             began = time.monotonic()
 
             def faults_are_over() -> bool:
@@ -253,15 +242,10 @@ class ScheduleRun:
                 drivers, faults, "the end of the faults", _FAULTS_DEADLINE_S, faults_are_over
             )
             faults.end()
-            producing.release()
+            given.pace.release()
             self._say(f"{time.monotonic() - began:6.1f} s  faults are over")
-            self._wait(
-                drivers,
-                faults,
-                f"{total} committed records",
-                _CATCH_UP_DEADLINE_S,
-                lambda: producing.is_done and sum(o.value for o in committed) >= total,
-            )
+            event = "the commit of all that was written"
+            self._wait(drivers, faults, event, _CATCH_UP_DEADLINE_S, given.is_committed)
         Path(spec.stop_path).touch()
         self._wait(
             drivers,
@@ -343,8 +327,7 @@ class ScheduleRun:
         return (*files, *(f"scratch of a slot: {name}" for name in slots))
 
     def _judge(self, spec: JobSpec) -> tuple[int, tuple[SinkVerdict, ...]]:
-        topics = [read_records(spec.bootstrap_servers, topic) for topic in spec.topics]
-        expected = expect(self._schedule.graph, topics)
+        count, expected = self._read_input(spec)
         verdicts = tuple(
             SinkVerdict(
                 sink.kind,
@@ -353,7 +336,15 @@ class ScheduleRun:
             )
             for sink, content in zip(spec.sinks, expected, strict=False)
         )
-        return sum(map(len, topics)), verdicts
+        return count, verdicts
+
+    def _read_input(self, spec: JobSpec) -> tuple[int, tuple[Expected, Expected]]:
+        """Return the number of records, and what each sink must hold."""
+        if self._schedule.graph == "changes":
+            changes = read_changes(spec.source_url)
+            return len(changes), expect_copy(changes)
+        topics = [read_records(spec.bootstrap_servers, topic) for topic in spec.topics]
+        return sum(map(len, topics)), expect(self._schedule.graph, topics)
 
 
 def _has_checkpoint(drivers: Drivers) -> bool:

@@ -14,15 +14,18 @@ from typing import Literal, TypeAlias
 
 from onceflow.core.crash_points import CRASH_POINTS, CrashPoint
 
-Graph: TypeAlias = Literal["running", "union", "join", "left-join"]
+TopicGraph: TypeAlias = Literal["running", "union", "join", "left-join"]
+Graph: TypeAlias = Literal["running", "union", "join", "left-join", "changes"]
+"""The last one copies a table of Postgres by its changes. The others read topics."""
 Backend: TypeAlias = Literal["heap", "rocksdb"]
 
-GRAPHS: tuple[Graph, ...] = ("running", "union", "join", "left-join")
+GRAPHS: tuple[Graph, ...] = ("running", "union", "join", "left-join", "changes")
 PARALLELISM_MAX = 3
 _FAULTS_MAX = 6
 _FIRST_FAULT_S = 0.5
 _PRODUCING_S = (8.0, 14.0)
 _RECORDS = (8_000, 20_000)
+_CHANGES = (2_000, 5_000)
 
 
 class FaultKind(str, Enum):
@@ -127,7 +130,7 @@ class Schedule:
     partitions: int
     interval_s: float
     records: int
-    """Records of each topic."""
+    """The records of each topic, or the changes of the table."""
     accounts: int
     producing_s: float
     faults: tuple[Fault, ...]
@@ -155,10 +158,12 @@ class Schedule:
         barriers = "unaligned" if self.unaligned else "aligned"
         cluster = " on hosts" if self.needs_hosts else ""
         sinks = " + ".join(kind.value for kind in self.sinks)
+        given = f"{self.partitions} partitions, {self.records} records a topic"
+        if self.graph == "changes":
+            given = f"{self.records} changes"
         return (
             f"{self.graph} into {sinks}, {barriers}, {self.backend}, "
-            f"{self.parallelism} slots{cluster}, {self.partitions} partitions, "
-            f"{self.records} records a topic, checkpoints each {self.interval_s:.2f} s"
+            f"{self.parallelism} slots{cluster}, {given}, checkpoints each {self.interval_s:.2f} s"
         )
 
 
@@ -170,23 +175,28 @@ def draw_schedule(seed: int, kinds: Sequence[FaultKind], *, has_mysql: bool = Tr
     rng = random.Random(f"chaos {seed}")
     count = min(_FAULTS_MAX, max(3, len(kinds)))
     chosen = [kinds[(seed * count + number) % len(kinds)] for number in range(count)]
-    sinks = _draw_sinks(rng, needs_database=FaultKind.DATABASE in chosen, has_mysql=has_mysql)
+    graph = rng.choice(GRAPHS)
+    needs_database = graph == "changes" or FaultKind.DATABASE in chosen
+    sinks = _draw_sinks(rng, needs_database=needs_database, has_mysql=has_mysql)
+    if graph == "changes":
+        # The table's copy, and each change.
+        sinks = (sinks[0], SinkKind.KAFKA)
     unaligned = rng.random() < 0.5
     producing_s = rng.uniform(*_PRODUCING_S)
     return Schedule(
         seed=seed,
         kinds=tuple(kinds),
-        graph=rng.choice(GRAPHS),
+        graph=graph,
         sinks=sinks,
         unaligned=unaligned,
         backend=rng.choice(("heap", "rocksdb")),
         parallelism=rng.randint(1, PARALLELISM_MAX),
         partitions=rng.randint(1, 4),
         interval_s=rng.choice((0.1, 0.25, 0.6, 1.2)),
-        records=rng.randrange(*_RECORDS),
+        records=rng.randrange(*(_CHANGES if graph == "changes" else _RECORDS)),
         accounts=rng.choice((20, 200, 1_000)),
         producing_s=producing_s,
-        faults=_draw_faults(rng, chosen, sinks, producing_s, unaligned=unaligned),
+        faults=_draw_faults(rng, chosen, graph, sinks, producing_s, unaligned=unaligned),
     )
 
 
@@ -203,6 +213,7 @@ def _draw_sinks(
 def _draw_faults(
     rng: random.Random,
     kinds: Sequence[FaultKind],
+    graph: Graph,
     sinks: Sequence[SinkKind],
     producing_s: float,
     *,
@@ -213,7 +224,7 @@ def _draw_faults(
     if shuffled.count(FaultKind.SAVEPOINT) > 1:
         shuffled = [*(set(shuffled) & {FaultKind.SAVEPOINT}), *_without_savepoints(shuffled)]
     moments = sorted(rng.uniform(_FIRST_FAULT_S, producing_s) for _ in shuffled)
-    draw_variant = _variants(sinks, unaligned=unaligned)
+    draw_variant = _variants(graph, sinks, unaligned=unaligned)
     faults: list[Fault] = []
     for at_s, kind in zip(moments, shuffled, strict=True):
         variant = draw_variant[kind](rng)
@@ -250,9 +261,10 @@ def _draw_length(rng: random.Random, kind: FaultKind) -> float:
 
 
 def _variants(
-    sinks: Sequence[SinkKind], *, unaligned: bool
+    graph: Graph, sinks: Sequence[SinkKind], *, unaligned: bool
 ) -> Mapping[FaultKind, Callable[[random.Random], str]]:
-    databases = sorted({kind.database for kind in sinks if kind.database})
+    of_sinks = {kind.database for kind in sinks if kind.database}
+    databases = sorted(of_sinks | ({"postgres"} if graph == "changes" else set[str]()))
     servers = [*databases, "kafka"]
     points: list[str] = [*CRASH_POINTS]
     if unaligned:

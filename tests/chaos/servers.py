@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
+from tests.chaos.changes import create_table, draw_changes
 from tests.chaos.job import JobSpec, SinkSpec
 from tests.chaos.schedule import Schedule, SinkKind
 from typing_extensions import Self, assert_never
@@ -47,10 +48,16 @@ class Servers:
         assert isinstance(server, EmbeddedKafka)
         return server
 
+    @property
+    def _postgres(self) -> EmbeddedPostgres:
+        server = self.by_name["postgres"]
+        assert isinstance(server, EmbeddedPostgres)
+        return server
+
     def __enter__(self) -> Self:
         kinds: dict[str, Callable[[], AnyServer]] = {
             "kafka": lambda: EmbeddedKafka(proxied=True, progress=self._say),
-            "postgres": lambda: EmbeddedPostgres(proxied=True),
+            "postgres": lambda: EmbeddedPostgres({"wal_level": "logical"}, proxied=True),
         }
         if self._with_mysql:
             kinds["mysql"] = lambda: EmbeddedMySQL(proxied=True, progress=self._say)
@@ -79,7 +86,9 @@ class Servers:
 
         `name` is unique among the schedules of these servers.
         """
-        count = 1 if schedule.graph == "running" else 2
+        source_url, count = "", 1 if schedule.graph == "running" else 2
+        if schedule.graph == "changes":
+            source_url, count = self._create_source(schedule, f"{name}_source"), 0
         topics = tuple(f"{name}-{number}" for number in range(count))
         for topic in topics:
             self._kafka.create_topic(topic, schedule.partitions)
@@ -94,6 +103,7 @@ class Servers:
             graph=schedule.graph,
             bootstrap_servers=self._kafka.bootstrap_servers,
             topics=topics,
+            source_url=source_url,
             sinks=sinks,
             storage=str(directory / "disk" / "checkpoints"),
             failing_calls=str(directory / "calls"),
@@ -110,6 +120,12 @@ class Servers:
             broken=schedule.broken,
         )
 
+    def _create_source(self, schedule: Schedule, database: str) -> str:
+        create_database(self._postgres.url, database)
+        url = self._postgres.database_url(database)
+        create_table(url, draw_changes(schedule))
+        return url
+
     def _start(self, make: Callable[[], AnyServer]) -> AnyServer:
         server = make()
         self._stack.callback(server.stop)
@@ -120,11 +136,9 @@ class Servers:
     ) -> SinkSpec:
         match kind:
             case SinkKind.POSTGRES | SinkKind.POSTGRES_LEDGER:
-                server = self.by_name["postgres"]
-                assert isinstance(server, EmbeddedPostgres)
                 if "postgres" not in created:
-                    create_database(server.url, target)
-                    created["postgres"] = server.database_url(target)
+                    create_database(self._postgres.url, target)
+                    created["postgres"] = self._postgres.database_url(target)
                 return SinkSpec(kind, created["postgres"], target)
             case SinkKind.MYSQL | SinkKind.MYSQL_LEDGER:
                 mysql = self.by_name["mysql"]

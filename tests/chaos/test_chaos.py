@@ -12,12 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.chaos.changes import INITIAL_ROWS, draw_changes
 from tests.chaos.clocks import describe_clocks
 from tests.chaos.disks import break_disk, describe_disks
 from tests.chaos.libraries import build_library, find_compiler, preload
 from tests.chaos.limits import Limits
 from tests.chaos.machine import Machine
-from tests.chaos.model import Record, compare, expect
+from tests.chaos.model import Record, compare, expect, expect_copy
 from tests.chaos.report import ChaosReport, describe_failure, summarize, to_html, to_json
 from tests.chaos.run import Outcome, ScheduleRun, SinkVerdict
 from tests.chaos.schedule import Fault, FaultKind, Schedule, SinkKind, draw_schedule
@@ -237,3 +238,16 @@ def test_model_tells_lost_doubled_and_foreign_rows_apart() -> None:
     assert "1 rows lost, 1 doubled, 1 never expected" in describe_failure(
         replace(make_outcome(), sinks=(SinkVerdict(SinkKind.POSTGRES, difference, 0),))
     )
+
+
+def test_model_of_a_copied_table_counts_each_change_and_keeps_the_last_row_of_a_key() -> None:
+    schedule = replace(small_schedule(5), graph="changes", records=2_000)
+    changes = draw_changes(schedule)
+    copy, each = expect_copy(changes)
+    assert len(changes) == each.rows.total() == INITIAL_ROWS + schedule.records
+    last = {change.record.id: change for change in changes}
+    kept = [change.record for change in last.values() if change.operation != "d"]
+    assert len(kept) < len(last)
+    assert copy.rows == Counter((row.id, row.account, row.amount, row.ts) for row in kept)
+    twice = each.rows + Counter([("c", *copy.rows.most_common(1)[0][0])])
+    assert not compare(each, twice).is_exact
