@@ -78,7 +78,7 @@ def test_a_package_that_is_installed_while_the_program_runs_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(tmp_path, (0, 0))
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert "acme" not in SINKS.names()
     folder = tmp_path / "acme-1.2.dist-info"
     folder.mkdir()
