@@ -27,6 +27,7 @@ ON_SPARK = re.compile(r"\[(.*-)?spark\]$")
 
 ON_MYSQL = (
     "tests/integration/test_mysql_durability.py::",
+    "tests/integration/test_mysql_encryption.py::",
     "tests/integration/test_mysql_sink.py::",
     "tests/integration/test_mysql_sink_modes.py::",
     "tests/integration/test_mysql_sink_replicas.py::",
