@@ -7,20 +7,17 @@ committed, whatever happened to the server and to the connection.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import psycopg
+from tests.chaos.input_writer import InputWriter, Pace
 from tests.chaos.job import TABLE
 from tests.chaos.model import Change, Record
-from tests.chaos.producer import Pace
 from tests.chaos.schedule import Schedule
-from typing_extensions import Self
+from typing_extensions import override
 
 _Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 
@@ -89,41 +86,18 @@ def drop_slots(url: str) -> None:
         connection.execute(_DROP_SLOTS)
 
 
-class Changing:
-    """Makes the changes on a thread of its own. A context manager that does not wait for them."""
+class Changing(InputWriter):
+    """Makes the changes of a table whose first rows are there."""
 
     def __init__(self, url: str, changes: Sequence[Change], pace: Pace) -> None:
-        """Take the changes. The table has its first rows already. Entering the context begins."""
+        """Take the changes. Entering the context begins."""
+        super().__init__(pace)
         self._url = url
         self._changes = changes
-        self._pace = pace
-        self._abandoned = threading.Event()
         self._random = random.Random(f"transactions {len(changes)}")
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chaos changes")
-        self._result: Future[None] | None = None
 
-    @property
-    def is_done(self) -> bool:
-        """True if every change is committed. Raises what ended the thread."""
-        if self._result is None or not self._result.done():
-            return False
-        self._result.result()
-        return True
-
-    def __enter__(self) -> Self:
-        self._result = self._pool.submit(self._run)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._abandoned.set()
-        self._pool.shutdown(wait=True)
-
-    def _run(self) -> None:
+    @override
+    def _write(self) -> None:
         began = time.monotonic()
         done = INITIAL_ROWS
         while done < len(self._changes) and not self._abandoned.wait(_RECONNECT_S):

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 from confluent_kafka import KafkaError, Producer
+from tests.chaos.input_writer import InputWriter, Pace
 from tests.chaos.schedule import Schedule
-from typing_extensions import Self
+from typing_extensions import override
 
 from onceflow.integration.workload import Payments, ProduceError
 
 _STEP_S = 0.05
-_EVEN_PART = 0.6
-_THINNING_PART = 0.3
-_THINNING_S = 20.0
 _FLUSH_TIMEOUT_S = 90.0
-
-
-class Pace:
-    """The pace of an input: an even flow that thins out, and never ends while there are faults.
-
-    So rows are on their way at each fault, however long the job takes to recover.
-    """
-
-    def __init__(self, producing_s: float) -> None:
-        """Thin out after `producing_s` seconds."""
-        self._producing_s = producing_s
-        self._released = threading.Event()
-
-    def release(self) -> None:
-        """Let all the rest come at once: the faults are over."""
-        self._released.set()
-
-    def find_due_part(self, elapsed_s: float) -> float:
-        """Return the part of the input that is due."""
-        if self._released.is_set():
-            return 1.0
-        even = min(1.0, elapsed_s / self._producing_s) * _EVEN_PART
-        late_s = max(0.0, elapsed_s - self._producing_s)
-        return even + _THINNING_PART * (1 - math.exp(-late_s / _THINNING_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +25,22 @@ class _Stream:
     records: Sequence[tuple[int, bytes]]
 
 
-class Producing:
-    """Produces on a thread of its own; a context manager that waits for no record at its end."""
+class Producing(InputWriter):
+    """Writes the records of a schedule into its topics.
+
+    `is_done` raises ProduceError if the broker refused a record, or did not take all of them in
+    time.
+    """
 
     def __init__(
         self, schedule: Schedule, bootstrap_servers: str, topics: Sequence[str], pace: Pace
     ) -> None:
         """Describe it. Entering the context begins."""
+        super().__init__(pace)
         self._schedule = schedule
-        self._pace = pace
         self._streams = [
             _Stream(topic, _draw_records(schedule, number)) for number, topic in enumerate(topics)
         ]
-        self._abandoned = threading.Event()
         self._error: KafkaError | None = None
         self._producer = Producer(
             {
@@ -79,35 +52,9 @@ class Producing:
                 "log_level": 0,
             }
         )
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chaos producer")
-        self._result: Future[None] | None = None
 
-    @property
-    def is_done(self) -> bool:
-        """True if every record is in its topic.
-
-        Raises:
-            ProduceError: The broker refused a record, or did not take all of them in time.
-        """
-        if self._result is None or not self._result.done():
-            return False
-        self._result.result()
-        return True
-
-    def __enter__(self) -> Self:
-        self._result = self._pool.submit(self._run)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._abandoned.set()
-        self._pool.shutdown(wait=True)
-
-    def _run(self) -> None:
+    @override
+    def _write(self) -> None:
         began = time.monotonic()
         sent = 0
         while sent < self._schedule.records and not self._abandoned.wait(_STEP_S):

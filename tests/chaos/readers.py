@@ -56,16 +56,6 @@ def read_changes(url: str) -> list[Change]:
     return changes
 
 
-def count_rows(sink: SinkSpec) -> int:
-    """Return the number of rows in the table of a database."""
-    return read_rows(sink, ("id",)).total()
-
-
-def holds_id(sink: SinkSpec, number: int) -> bool:
-    """Return whether the table of a database holds a row with this id."""
-    return (number,) in read_rows(sink, ("id",))
-
-
 def read_rows(sink: SinkSpec, columns: tuple[str, ...]) -> Counter[Row]:
     """Return the visible rows of a sink, each with its number of copies."""
     match sink.kind:

@@ -17,7 +17,8 @@ from tests.chaos.changes import drop_slots
 from tests.chaos.disks import mount_disks
 from tests.chaos.drivers import ChaosDriver, Drivers
 from tests.chaos.hosts import start_hosts
-from tests.chaos.inputs import open_input
+from tests.chaos.input_writer import Pace
+from tests.chaos.inputs import write_input
 from tests.chaos.job import JOB, JobSpec
 from tests.chaos.machine import NO_ABILITIES, Machine
 from tests.chaos.model import Difference, Expected, compare, expect, expect_copy
@@ -231,7 +232,8 @@ class ScheduleRun:
             _START_DEADLINE_S,
             partial(_has_checkpoint, drivers),
         )
-        with open_input(self._schedule, spec) as given:
+        pace = Pace(self._schedule.producing_s)
+        with write_input(self._schedule, spec, pace) as is_committed:
             began = time.monotonic()
 
             def faults_are_over() -> bool:
@@ -242,10 +244,10 @@ class ScheduleRun:
                 drivers, faults, "the end of the faults", _FAULTS_DEADLINE_S, faults_are_over
             )
             faults.end()
-            given.pace.release()
+            pace.release()
             self._say(f"{time.monotonic() - began:6.1f} s  faults are over")
             event = "the commit of all that was written"
-            self._wait(drivers, faults, event, _CATCH_UP_DEADLINE_S, given.is_committed)
+            self._wait(drivers, faults, event, _CATCH_UP_DEADLINE_S, is_committed)
         Path(spec.stop_path).touch()
         self._wait(
             drivers,
