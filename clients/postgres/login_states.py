@@ -44,9 +44,11 @@ def find_login_state(conninfo: str, timeout_s: float) -> str | None:
 
 def _await_end(connection: PGconn, deadline_s: float) -> None:
     while (status := connection.connect_poll()) in (PollingStatus.READING, PollingStatus.WRITING):
-        reads = [connection.socket] if status == PollingStatus.READING else []
-        writes = [] if reads else [connection.socket]
         remaining_s = deadline_s - time.monotonic()
         if remaining_s <= 0:
             return
-        select.select(reads, writes, [], remaining_s)
+        # Not `select`, which takes no descriptor above 1,023.
+        waiting = select.poll()
+        is_reading = status == PollingStatus.READING
+        waiting.register(connection.socket, select.POLLIN if is_reading else select.POLLOUT)
+        waiting.poll(remaining_s * 1000)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import struct
 import threading
@@ -88,3 +90,20 @@ def test_the_state_of_a_refused_login_is_read_from_the_server(postgres_database:
         conninfo = make_conninfo(postgres_database, **{parameter: "nowhere"})
         assert find_login_state(conninfo, 20.0) == state
     assert find_login_state(postgres_database, 20.0) is None
+
+
+def test_the_state_is_read_although_the_process_has_a_thousand_open_files(
+    postgres_database: str,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = 2_048
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        pytest.skip(f"a process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    try:
+        assert find_login_state(make_conninfo(postgres_database, user="nowhere"), 20.0) == "28000"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
