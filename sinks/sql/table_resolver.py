@@ -387,18 +387,16 @@ def _require_no_new_values(target: Target, columns: Mapping[str, ColumnFacts], a
 def missing(
     settings: SqlSettings, session: Session, name: TableName, schema: pa.Schema
 ) -> ConfigError:
-    """Return the error that says how to create the table, or which tables have a similar name."""
+    """Return the error that says how to create the table, and which tables have a similar name."""
     rules = settings.rules
     key = rules.primary_key if set(rules.primary_key) <= set(schema.names) else ()
     columns = pa.schema([field for field in schema if field.name not in rules.control_columns])
     from onceflow.sinks.sql.ddl import creation
 
-    others = " and ".join(
-        repr(str(each)) for each in settings.dialect.list_namesakes(session, name)
-    )
+    others = " or ".join(repr(str(each)) for each in settings.dialect.list_namesakes(session, name))
     return ConfigError(
         f"table {name} {settings.dialect.absence} in {settings.endpoint}. "
-        + (f"There is {others}: pass it as table=. Or pass" if others else "Pass")
+        + (f"If you mean {others}, pass that name as table=. Otherwise pass" if others else "Pass")
         + f" create=True, or run: {creation(settings.dialect, name, columns, key)}"
     )
 

@@ -456,6 +456,6 @@ def test_a_table_outside_of_the_search_path_is_named(postgres_database: str) -> 
     query(postgres_database, "CREATE SCHEMA bank", "CREATE TABLE bank.t (id bigint)")
     with (
         Job(sink_of(postgres_database), schema=SCHEMA) as job,
-        pytest.raises(errors.ConfigError, match=r"There is 'bank\.t': pass it as table="),
+        pytest.raises(errors.ConfigError, match=r"If you mean 'bank\.t', pass that name as table="),
     ):
         job.check()

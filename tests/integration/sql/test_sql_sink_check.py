@@ -352,7 +352,7 @@ def test_missing_table_is_answered_with_a_table_whose_name_differs_in_case(
 ) -> None:
     database.query(f"CREATE TABLE {database.quoted('Ledger')} (id bigint PRIMARY KEY)")
     text = _refused(database.sink(table="ledger"))
-    assert "Ledger': pass it as table=. Or pass create=True" in text
+    assert "Ledger', pass that name as table=. Otherwise pass create=True" in text
 
 
 def test_table_is_created_once_and_kept(database: Database, dialect: _Dialect) -> None:
