@@ -79,7 +79,7 @@ class ProtobufDecoder(RegistryDecoder):
         # Use one message object for all values: a new object for each value doubles the time.
         message_class = class_of(message_with_numbers(schema.descriptors, described))
         self._message = message_class()
-        # Of the class, because a field may have the name of the method.
+        # The method of the class: a field of the same name hides that of the message.
         self._parse: Callable[[bytes], object] = partial(
             message_class.ParseFromString, self._message
         )
@@ -314,7 +314,7 @@ def _make_value_reader(field: FieldDescriptor, kind: pa.DataType) -> _Value:
 
 
 def _has_field(message: Any, name: str) -> bool:
-    # Of the class, because a field may have the name of the method.
+    # As `_parse`: a field may be called HasField.
     return bool(cast("Any", type(message)).HasField(message, name))
 
 

@@ -71,7 +71,7 @@ class ProtobufValues:
                 )
             ]
             names, make = self._names, self._members.make
-            # Of the class, because a field may have the name of the method.
+            # The method of the class: a field of the same name hides that of the message.
             serialize = make.SerializeToString
             return [
                 header + serialize(make(**dict(zip(names, row, strict=True))))

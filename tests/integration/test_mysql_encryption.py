@@ -37,7 +37,7 @@ def _authority() -> Authority:
     return Authority(now - dt.timedelta(hours=1), now + dt.timedelta(hours=1))
 
 
-def _locked(key: bytes) -> bytes:
+def _encrypt_key(key: bytes) -> bytes:
     return serialization.load_pem_private_key(key, None).private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -49,7 +49,7 @@ def _locked(key: bytes) -> bytes:
     scope="module",
     params=[EmbeddedMySQL, pytest.param(EmbeddedMariaDB, marks=pytest.mark.servers)],
 )
-def encrypted(
+def database(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Encrypted]:
     files = tmp_path_factory.mktemp("tls")
@@ -62,7 +62,7 @@ def encrypted(
         *zip(("stranger.crt", "stranger.key"), other.issue("app"), strict=True),
         ("app.crt", certificate),
         ("app.key", key),
-        ("locked.key", _locked(key)),
+        ("locked.key", _encrypt_key(key)),
         ("junk.crt", b"no certificate"),
     ):
         (files / name).write_bytes(data)
@@ -88,10 +88,10 @@ def _run(url: str, storage: Path) -> None:
     pipeline.run(60)
 
 
-def test_rows_are_written_over_verified_tls(encrypted: Encrypted, tmp_path: Path) -> None:
+def test_rows_are_written_over_verified_tls(database: Encrypted, tmp_path: Path) -> None:
     storage = tmp_path / "checkpoints"
     for parameters in (_CLIENT, f"{_LOCKED}&ssl_key_password=open%20sesame"):
-        _run(encrypted.with_parameters(f"{_FULL}&{parameters}"), storage)
+        _run(database.with_parameters(f"{_FULL}&{parameters}"), storage)
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def test_rows_are_written_over_verified_tls(encrypted: Encrypted, tmp_path: Path
     ],
 )
 def test_what_no_restart_makes_good_ends_the_start_and_is_told_with_its_remedy(
-    encrypted: Encrypted, tmp_path: Path, parameters: str, reason: str, remedy: str
+    database: Encrypted, tmp_path: Path, parameters: str, reason: str, remedy: str
 ) -> None:
-    url = encrypted.with_parameters(parameters)
+    url = database.with_parameters(parameters)
     with pytest.raises(SettingsRefused, match=reason):
         _run(url, tmp_path / "checkpoints")
     (finding,) = worst(examine("--url", url)[1])
@@ -125,9 +125,9 @@ def test_what_no_restart_makes_good_ends_the_start_and_is_told_with_its_remedy(
 
 
 def test_a_certificate_that_names_another_host_is_refused_with_its_remedy(
-    encrypted: Encrypted, tmp_path: Path
+    database: Encrypted, tmp_path: Path
 ) -> None:
-    url = encrypted.with_parameters(_FULL).replace("@localhost:", "@127.0.0.1:")
+    url = database.with_parameters(_FULL).replace("@localhost:", "@127.0.0.1:")
     with pytest.raises(SettingsRefused, match=r"not valid for '127\.0\.0\.1'"):
         _run(url, tmp_path / "checkpoints")
     (finding,) = worst(examine("--url", url)[1])

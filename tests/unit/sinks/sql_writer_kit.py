@@ -95,7 +95,7 @@ def rows_of(target: Target, query: str) -> list[tuple[Any, ...]]:
         return server.execute(query).fetchall()
 
 
-def make_checked(target: Target) -> Target:
+def refuse_multiples_of_7(target: Target) -> Target:
     """Make a table that refuses multiples of 7."""
     target.write("DROP TABLE rows; CREATE TABLE rows (id INTEGER NOT NULL CHECK (id % 7 <> 0))")
     return target

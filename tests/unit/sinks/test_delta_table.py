@@ -112,7 +112,7 @@ def test_rows_that_a_restore_has_removed_are_told_and_no_others_are(job: DeltaJo
     assert load(job).damage == ""
 
 
-def read_staged(job: DeltaJob, committable: Committable) -> pa.RecordBatch:
+def read_batch(job: DeltaJob, committable: Committable) -> pa.RecordBatch:
     parts = job.staging.read(committable.transaction)
     assert parts is not None
     ((_, batch),) = parts
@@ -121,7 +121,7 @@ def read_staged(job: DeltaJob, committable: Committable) -> pa.RecordBatch:
 
 def test_files_of_another_table_or_that_are_gone_are_a_loss(job: DeltaJob) -> None:
     first, second = job.prepare(1, one(1)), job.prepare(2, one(2))
-    staged = [read_staged(job, each) for each in (first, second)]
+    staged = [read_batch(job, each) for each in (first, second)]
     version = load(job)
     assert version.find_loss(staged) == ""
     assert not version.refers_to(staged[0])

@@ -173,7 +173,7 @@ def fail_at(
     return None
 
 
-def check_committed(files: Files, published: Publication) -> None:
+def assert_committed(files: Files, published: Publication) -> None:
     assert files.content() == CONTENT
     assert published.list_proven() == [NAME]
     assert published.in_doubt() == []
@@ -182,7 +182,7 @@ def check_committed(files: Files, published: Publication) -> None:
     assert [files.names(name) for name in ("open", "staged", "publishing", "aborting")] == [()] * 4
 
 
-def check_gone(files: Files, published: Publication) -> None:
+def assert_aborted(files: Files, published: Publication) -> None:
     assert files.content() == {}
     assert published.in_doubt() == []
     assert [files.names(name) for name in ("open", "staged", "publishing", "aborting")] == [()] * 4
@@ -208,7 +208,7 @@ def test_a_transaction_is_in_doubt_until_it_is_committed_or_aborted(kind: type[F
     assert published.commit(NAME) == Committed()
     assert published.commit(NAME) == AlreadyCommitted()
     assert published.abort(NAME) == AlreadyCommitted()
-    check_committed(files, published)
+    assert_committed(files, published)
     assert published.forget(NAME)
     assert published.list_proven() == []
     assert files.content() == CONTENT
@@ -219,7 +219,7 @@ def test_an_aborted_transaction_leaves_nothing_and_cannot_be_committed(kind: typ
     files = kind()
     published = stage(files)
     assert published.abort(NAME) == Aborted()
-    check_gone(files, published)
+    assert_aborted(files, published)
     assert published.abort(NAME) == Aborted()
     lost = published.commit(NAME)
     assert isinstance(lost, Lost)
@@ -237,7 +237,7 @@ def test_a_commit_that_fails_at_any_step_is_completed_by_the_next_one(kind: type
         assert NAME in published.in_doubt() or published.list_proven() == [NAME]
         again = published.commit(NAME)
         assert again in (Committed(), AlreadyCommitted())
-        check_committed(files, published)
+        assert_committed(files, published)
         if error is None:
             return
     raise AssertionError("a commit has no end")
@@ -253,10 +253,10 @@ def test_an_abort_after_a_commit_that_failed_completes_it_or_leaves_nothing(
         published = stage(files)
         fail_at(step, files, published.commit)
         if published.abort(NAME) == Aborted():
-            check_gone(files, published)
+            assert_aborted(files, published)
             outcomes.append(False)
         else:
-            check_committed(files, published)
+            assert_committed(files, published)
             outcomes.append(True)
     assert outcomes == sorted(outcomes)
     assert not outcomes[0]
@@ -270,7 +270,7 @@ def test_an_abort_that_fails_at_any_step_is_completed_by_the_next_one(kind: type
         error = fail_at(step, files, published.abort)
         assert published.in_doubt() == [NAME] or files.names("open") == ()
         assert published.abort(NAME) == Aborted()
-        check_gone(files, published)
+        assert_aborted(files, published)
         if error is None:
             return
     raise AssertionError("an abort has no end")
@@ -332,7 +332,7 @@ def test_two_committers_at_once_publish_a_transaction_once(kind: type[Files]) ->
         files.before = commit_elsewhere
         outcome = published.commit(NAME)
         assert outcome in (Committed(), AlreadyCommitted())
-        check_committed(files, published)
+        assert_committed(files, published)
         if not ended:
             return
         assert ended[1] in (Committed(), AlreadyCommitted())
@@ -351,7 +351,7 @@ def test_a_copy_that_is_not_complete_is_no_proof() -> None:
     assert published.list_proven() == []
     files.is_whole = True
     assert published.commit(NAME) == Committed()
-    check_committed(files, published)
+    assert_committed(files, published)
 
 
 def test_objects_that_are_left_behind_keep_their_proof_until_they_are_deleted() -> None:

@@ -140,7 +140,7 @@ def test_a_history_that_was_cut_is_no_loss_though_a_tag_keeps_the_last_commit(
 
 
 def test_a_file_that_replaces_rows_has_the_name_of_its_checkpoint(tmp_path: Path) -> None:
-    """By their names, files that are left behind are told from those of later checkpoints."""
+    """Each file has the name of its checkpoint, so that files of older ones can be removed."""
     job = IcebergJob(tmp_path, write_mode="upsert", primary_key=("id",)).open()
     for checkpoint in (1, 2):
         before = set(job.data_files())

@@ -17,7 +17,7 @@ from tests.unit.sinks.sql_writer_kit import (
     Preparing,
     context,
     ids,
-    make_checked,
+    refuse_multiples_of_7,
     rejected_by,
     rows_of,
     two_phase,
@@ -44,8 +44,8 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 @pytest.fixture
-def checked(target: Target) -> Target:
-    return make_checked(target)
+def target_with_check(target: Target) -> Target:
+    return refuse_multiples_of_7(target)
 
 
 @pytest.mark.parametrize("on_bad_row", [OnBadRow.FAIL, OnBadRow.DROP])
@@ -112,7 +112,7 @@ def changes(*rows: tuple[int, str | None, str]) -> pa.RecordBatch:
 
 
 @pytest.fixture
-def keyed(target: Target) -> Target:
+def target_with_key(target: Target) -> Target:
     target.write("DROP TABLE rows; CREATE TABLE rows (id INTEGER PRIMARY KEY, v TEXT)")
     target.write("INSERT INTO rows VALUES (1, 'old'), (2, 'old'), (3, 'old')")
     target.sink = replace(
@@ -121,8 +121,10 @@ def keyed(target: Target) -> Target:
     return target
 
 
-def test_changes_by_key_wait_for_the_barrier_and_for_earlier_transactions(keyed: Target) -> None:
-    writer, transactions = two_phase(keyed, KEYED)
+def test_changes_by_key_wait_for_the_barrier_and_for_earlier_transactions(
+    target_with_key: Target,
+) -> None:
+    writer, transactions = two_phase(target_with_key, KEYED)
     with closing(writer):
         writer.write(changes((1, "a", "u"), (2, None, "d"), (4, "b", "c"), (1, "c", "u")))
         assert transactions.begun == [], "an open upsert would lock its row"
@@ -133,15 +135,23 @@ def test_changes_by_key_wait_for_the_barrier_and_for_earlier_transactions(keyed:
         assert writer.pre_commit(CheckpointId(2))[0].rows == 1
         assert writer.pre_commit(CheckpointId(3)) == ()
     assert transactions.waits == ["ordered", "waited"]
-    assert rows_of(keyed, "SELECT * FROM rows ORDER BY id") == [(1, "c"), (3, "old"), (4, "d")]
+    assert rows_of(target_with_key, "SELECT * FROM rows ORDER BY id") == [
+        (1, "c"),
+        (3, "old"),
+        (4, "d"),
+    ]
 
 
-def test_rows_without_some_of_their_values_wait_for_earlier_transactions(keyed: Target) -> None:
+def test_rows_without_some_of_their_values_wait_for_earlier_transactions(
+    target_with_key: Target,
+) -> None:
     texts = [("v", pa.string()), ("w", pa.string()), ("lacks", pa.list_(pa.string()))]
     schema = pa.schema([*SCHEMA, *texts])
-    keyed.write("ALTER TABLE rows ADD COLUMN w TEXT; UPDATE rows SET w = 'kept'")
-    keyed.sink = replace(keyed.sink, operation_column=None, unchanged_column="lacks")
-    writer, transactions = two_phase(keyed, schema)
+    target_with_key.write("ALTER TABLE rows ADD COLUMN w TEXT; UPDATE rows SET w = 'kept'")
+    target_with_key.sink = replace(
+        target_with_key.sink, operation_column=None, unchanged_column="lacks"
+    )
+    writer, transactions = two_phase(target_with_key, schema)
     with closing(writer):
         writer.write(
             pa.record_batch([[1, 2], ["a", "b"], [None, "x"], [["w"], None]], schema=schema)
@@ -149,7 +159,7 @@ def test_rows_without_some_of_their_values_wait_for_earlier_transactions(keyed: 
         assert writer.pre_commit(CheckpointId(1))[0].rows == 2
     assert transactions.waits == ["ordered", "waited"]
     expected = [(1, "a", "kept"), (2, "b", "x"), (3, "old", "kept")]
-    assert rows_of(keyed, "SELECT * FROM rows ORDER BY id") == expected
+    assert rows_of(target_with_key, "SELECT * FROM rows ORDER BY id") == expected
 
 
 def test_deletes_of_tables_that_refer_come_before_all_others(target: Target) -> None:
@@ -179,12 +189,14 @@ def test_deletes_of_tables_that_refer_come_before_all_others(target: Target) -> 
 # --- staged rows ---------------------------------------------------------------------------------
 
 
-def staged(target: Target, schema: pa.Schema = SCHEMA, **given: Any) -> SqlStagedWriter:
+def open_staged_writer(target: Target, schema: pa.Schema = SCHEMA, **given: Any) -> SqlStagedWriter:
     return SqlStagedWriter(target.sink.settings, context(target, schema, **given))
 
 
-def test_a_staged_row_was_accepted_by_the_server_before_its_decision(checked: Target) -> None:
-    writer = staged(checked, on_bad_row=OnBadRow.DROP)
+def test_a_staged_row_was_accepted_by_the_server_before_its_decision(
+    target_with_check: Target,
+) -> None:
+    writer = open_staged_writer(target_with_check, on_bad_row=OnBadRow.DROP)
     with closing(writer):
         writer.write(ids(*range(1, 8)))
         (committable,) = writer.pre_commit(CheckpointId(1))
@@ -192,17 +204,17 @@ def test_a_staged_row_was_accepted_by_the_server_before_its_decision(checked: Ta
         assert rejected_by(writer) == [7]
         writer.write(ids(14))
         assert writer.pre_commit(CheckpointId(2)) == ()
-    writer = staged(checked)
+    writer = open_staged_writer(target_with_check)
     writer.write(ids(7))
     with pytest.raises(BadRow, match="CHECK constraint failed"):
         writer.pre_commit(CheckpointId(3))
-    with closing(checked.committer(1)) as committer:
+    with closing(target_with_check.committer(1)) as committer:
         committer.commit(committable)
-    assert checked.ids() == [1, 2, 3, 4, 5, 6]
+    assert target_with_check.ids() == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_staged_writer_holds_no_session_between_barriers(
-    checked: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    target_with_check: Target, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     opened: list[Session] = []
     begin = LossySession.__init__
@@ -215,10 +227,10 @@ def test_a_staged_writer_holds_no_session_between_barriers(
         return sum(session.is_open for session in opened)
 
     monkeypatch.setattr(LossySession, "__init__", note)
-    checked.write("CREATE TABLE other (id INTEGER NOT NULL)")
-    checked.sink = replace(checked.sink, table_column="table")
+    target_with_check.write("CREATE TABLE other (id INTEGER NOT NULL)")
+    target_with_check.sink = replace(target_with_check.sink, table_column="table")
     schema = pa.schema([*SCHEMA, ("table", pa.string())])
-    writer = staged(checked, schema)
+    writer = open_staged_writer(target_with_check, schema)
     assert (len(opened), count()) == (1, 0)
     for opens, table in ((1, None), (2, "other"), (2, "other")):
         writer.write(pa.record_batch([[1], [table]], schema=schema))
@@ -228,39 +240,48 @@ def test_a_staged_writer_holds_no_session_between_barriers(
     assert count() == 0
     writer.close()
     assert "only the commit, after the decision, finds" not in caplog.text
-    staged(checked, schema, on_bad_row=OnBadRow.DROP).close()
+    open_staged_writer(target_with_check, schema, on_bad_row=OnBadRow.DROP).close()
     assert "only the commit, after the decision, finds" in caplog.text
     with pytest.raises(SinkError, match="the writer is closed"):
         writer.write(ids(1))
 
 
-def test_staged_changes_are_applied_as_they_were_given(keyed: Target) -> None:
-    with closing(staged(keyed, KEYED)) as writer, closing(keyed.committer(1)) as committer:
+def test_staged_changes_are_applied_as_they_were_given(target_with_key: Target) -> None:
+    with (
+        closing(open_staged_writer(target_with_key, KEYED)) as writer,
+        closing(target_with_key.committer(1)) as committer,
+    ):
         writer.write(changes((1, "a", "u"), (2, None, "d"), (4, "b", "c"), (1, "c", "u")))
         (committable,) = writer.pre_commit(CheckpointId(1))
         assert committable.rows == 3
         committer.commit(committable)
         assert writer.pre_commit(CheckpointId(2)) == ()
-    assert rows_of(keyed, "SELECT * FROM rows ORDER BY id") == [(1, "c"), (3, "old"), (4, "b")]
+    assert rows_of(target_with_key, "SELECT * FROM rows ORDER BY id") == [
+        (1, "c"),
+        (3, "old"),
+        (4, "b"),
+    ]
 
 
 def test_a_staged_row_that_closing_abandons_is_not_left_behind(target: Target) -> None:
-    writer = staged(target)
+    writer = open_staged_writer(target)
     writer.write(ids(1))
     writer.close()
     assert target.sound_area.transactions() == []
 
 
-def test_an_update_of_no_row_breaks_no_constraint(checked: Target) -> None:
-    checked.write("DROP TABLE rows")
-    checked.write("CREATE TABLE rows (id INTEGER PRIMARY KEY, v TEXT CHECK (v <> 'bad'))")
-    checked.sink = replace(checked.sink, write_mode="update", primary_key=("id",))
+def test_an_update_of_no_row_breaks_no_constraint(target_with_check: Target) -> None:
+    target_with_check.write("DROP TABLE rows")
+    target_with_check.write("CREATE TABLE rows (id INTEGER PRIMARY KEY, v TEXT CHECK (v <> 'bad'))")
+    target_with_check.sink = replace(
+        target_with_check.sink, write_mode="update", primary_key=("id",)
+    )
     schema = pa.schema(list(KEYED)[:2])
-    with closing(staged(checked, schema)) as writer:
+    with closing(open_staged_writer(target_with_check, schema)) as writer:
         writer.write(pa.record_batch([[1], ["bad"]], schema=schema))
         assert writer.pre_commit(CheckpointId(1))[0].rows == 1
-    checked.sink = replace(checked.sink, write_mode="upsert")
-    with closing(staged(checked, schema)) as writer:
+    target_with_check.sink = replace(target_with_check.sink, write_mode="upsert")
+    with closing(open_staged_writer(target_with_check, schema)) as writer:
         writer.write(pa.record_batch([[1], ["bad"]], schema=schema))
         with pytest.raises(BadRow, match="CHECK constraint failed"):
             writer.pre_commit(CheckpointId(2))

@@ -20,7 +20,7 @@ from tests.unit.sinks.sql_writer_kit import (
     Preparing,
     context,
     ids,
-    make_checked,
+    refuse_multiples_of_7,
     rejected_by,
     rows_of,
     two_phase,
@@ -324,16 +324,16 @@ def test_an_error_of_a_lock_is_told_though_nobody_can_be_asked_for_its_holder(
 
 
 @pytest.fixture
-def checked(target: Target) -> Target:
-    return make_checked(target)
+def target_with_check(target: Target) -> Target:
+    return refuse_multiples_of_7(target)
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 20_000])
 def test_rows_that_the_server_refuses_are_left_out_and_all_others_written_in_order(
-    checked: Target, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
+    target_with_check: Target, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
     monkeypatch.setattr(row_loader, "_CHUNK_ROWS", chunk_rows)
-    writer, transactions = two_phase(checked, on_bad_row=OnBadRow.DROP)
+    writer, transactions = two_phase(target_with_check, on_bad_row=OnBadRow.DROP)
     with closing(writer):
         writer.write(ids(*range(1, 15)))
         writer.write(ids(15, 21))
@@ -345,19 +345,19 @@ def test_rows_that_the_server_refuses_are_left_out_and_all_others_written_in_ord
         writer.write(ids(16))
         (committable,) = writer.pre_commit(CheckpointId(3))
         assert committable.transaction.checkpoint == 3
-    written = rows_of(checked, "SELECT id FROM rows ORDER BY rowid")
+    written = rows_of(target_with_check, "SELECT id FROM rows ORDER BY rowid")
     assert [id_ for (id_,) in written] == [*range(1, 7), *range(8, 14), 15, 16]
-    assert [rows for _, rows in proofs(checked)] == [13, 1]
+    assert [rows for _, rows in proofs(target_with_check)] == [13, 1]
     assert [name.checkpoint for name in transactions.begun] == [1, 2, 3]
 
 
-def test_the_first_refused_row_ends_a_writer_whose_bad_rows_fail(checked: Target) -> None:
-    writer, _ = two_phase(checked)
+def test_the_first_refused_row_ends_a_writer_whose_bad_rows_fail(target_with_check: Target) -> None:
+    writer, _ = two_phase(target_with_check)
     with pytest.raises(BadRow, match="CHECK constraint failed"):
         writer.write(ids(1, 7))
     with pytest.raises(SinkError, match="the writer is closed"):
         writer.write(ids(2))
-    assert checked.ids() == []
+    assert target_with_check.ids() == []
 
 
 def test_a_column_that_was_widened_for_a_refused_row_is_read_again(target: Target) -> None:
